@@ -189,7 +189,7 @@ class Hardware(Record):
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 
     @property
-    def is_of_laptops(self) -> bool:
+    def is_laptop_gpu(self) -> bool:
         """Whether the accelerator is sold only in laptops, one per laptop, by the vendor's name."""
         return self.title.endswith("Laptop GPU")
 
@@ -214,7 +214,7 @@ class Hardware(Record):
             return "float8" in self.peak_flops
         return self.multiplies_bfloat16
 
-    def peak(self, dtype: str) -> int:
+    def peak_rate(self, dtype: str) -> int:
         """Returns the dense peak FLOP/s in a number format, such as `bfloat16`.
 
         Raises `InputError` if no peak is known for it.

@@ -35,7 +35,7 @@ from .arguments import (
     run_question_of,
     sort_options,
 )
-from .errors import InputError, shown
+from .errors import InputError, short_repr
 from .optional import included_part_names
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
@@ -790,7 +790,7 @@ def shape(
 def _tolerance_of(percent: Any) -> float:
     tolerance = parse_number("--tolerance", percent)
     if not 0.001 <= tolerance <= 50:
-        raise InputError(f"--tolerance: {shown(percent)}; expected 0.001 to 50 percent")
+        raise InputError(f"--tolerance: {short_repr(percent)}; expected 0.001 to 50 percent")
     return tolerance
 
 
@@ -889,7 +889,7 @@ def check(checkpoint: str | Path, model: Model | None = None, **options: Any) ->
 
     parsed_options = sort_options(options, check)
     checkpoint_path = validate_path("CHECKPOINT", checkpoint)
-    preset = parsed_options.read_model(require_model(model, f"; {shown(checkpoint)} is the checkpoint"))
+    preset = parsed_options.read_model(require_model(model, f"; {short_repr(checkpoint)} is the checkpoint"))
     return ask_check(preset, checkpoint_path, read_checkpoint_header(checkpoint_path))
 
 

@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from .errors import InputError, shown
+from .errors import InputError, short_repr
 from .model import ModelSpec
 from .optional import included_part_names
 from .sources.preset import Preset
@@ -61,12 +61,12 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
     config_dict = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config_dict, Mapping):
         raise InputError(
-            f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
+            f"model: {short_repr(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
             f"transformers, a Preset or a ModelSpec{', each an argument' if isinstance(model, list | tuple) else ''}"
         )
     wrong_key = next((config_key for config_key in config_dict if not isinstance(config_key, str)), None)
     if wrong_key is not None:
-        raise InputError(f"config: the key {shown(wrong_key)} is not text; expected a parsed config.json")
+        raise InputError(f"config: the key {short_repr(wrong_key)} is not text; expected a parsed config.json")
     return config_dict
 
 

@@ -166,7 +166,7 @@ def edit_distance(first_name: str, second_name: str) -> int:
     return distances[-1]
 
 
-def shown(wrong_value: Any) -> str:
+def short_repr(wrong_value: Any) -> str:
     """Formats a wrong value for an error message, in at most 60 characters."""
     try:
         value_text = (

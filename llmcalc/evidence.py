@@ -124,7 +124,7 @@ def source_code_witness(library_name: str, test_module: str) -> Witness:
     return Witness("source", library_name, test_module)
 
 
-def weakest(statuses: Iterable[Status]) -> Status:
+def weakest_status(statuses: Iterable[Status]) -> Status:
     """Returns the verification status of a sum: the weakest status of its terms, or `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 

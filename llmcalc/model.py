@@ -283,7 +283,7 @@ class ModelSpec(Part):
     def has_experts(self) -> bool:
         """Whether any layer has a mixture of experts."""
         return any(
-            isinstance(layer.feed_forward, Network) and layer.feed_forward.mixture
+            isinstance(layer.feed_forward, Network) and layer.feed_forward.is_mixture_of_experts
             for _, stack in self.stacks()
             for _, layer, layer_count, _ in stack.layer_groups()
             if not is_zero(layer_count)
@@ -556,13 +556,15 @@ def _reference_class() -> type[nn.Module]:
                 bias, neighbour_count = spec.embedding_projection_bias, spec.embedding_kernel or 1
                 self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
-                self.encoder = spec.encoder.reference(ModelProperties(spec.encoder.hidden_size or hidden, causal=False))
+                self.encoder = spec.encoder.reference(
+                    ModelProperties(spec.encoder.hidden_size or hidden, is_causal=False)
+                )
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
                 self.decoder = spec.decoder.reference(ModelProperties(hidden, source_size=source_size))
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
-                stack_module = output_stack.reference(ModelProperties(hidden, causal=spec.encoder is None))
+                stack_module = output_stack.reference(ModelProperties(hidden, is_causal=spec.encoder is None))
                 for child_name, child_module in stack_module.named_children():
                     self.add_module(child_name, child_module)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
@@ -608,7 +610,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.towers:
                 self.towers = nn.Module()
                 for child_name, tower in spec.towers.items():
-                    self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, causal=False)))
+                    self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, is_causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
             stream_count = output_stack.streams
@@ -668,7 +670,7 @@ def _reference_class() -> type[nn.Module]:
             if source_input is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                pass_state.memory = self.encoder(
+                pass_state.encoder_output = self.encoder(
                     source_input if reads_features else self.embed(source_input),
                     PassState(grouped_experts=pass_state.grouped_experts, expert_capacity=pass_state.expert_capacity),
                 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .errors import InputError, shown
+from .errors import InputError, short_repr
 
 
 class OptionalPart(NamedTuple):
@@ -46,5 +46,5 @@ def included_part_names(with_mtp: bool = False, with_towers: bool = False) -> fr
     is_requested = {MTP: with_mtp, TOWERS: with_towers}
     for part, is_included in is_requested.items():
         if not isinstance(is_included, bool):
-            raise InputError(f"{part.option}: {shown(is_included)} is not a truth value; expected true or false")
+            raise InputError(f"{part.option}: {short_repr(is_included)} is not a truth value; expected true or false")
     return frozenset(part.name for part, is_included in is_requested.items() if is_included)

@@ -17,7 +17,7 @@ from .arguments import Model, spec_of
 from .characters import printable
 from .costs.flops import forward_flops_of
 from .costs.params import total_params_of
-from .errors import InputError, shown
+from .errors import InputError, short_repr
 from .flow.tree import Node
 from .ops.attention import AttentionCore
 from .witnesses.module_measurements import count_flops, parameters
@@ -46,7 +46,7 @@ def assert_counts(
     """
     require_torch("assert_counts")
     if not hasattr(module, "named_parameters"):
-        raise InputError(f"module: {shown(module)} is not an nn.Module; expected the model to compare")
+        raise InputError(f"module: {short_repr(module)} is not an nn.Module; expected the model to compare")
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
     node_tree = spec_of(spec).tree()

@@ -95,7 +95,7 @@ def count(number: int) -> str:
     return f"{scaled_value:.2f} {unit_suffix}"
 
 
-def exact(number: int) -> str:
+def exact_text(number: int) -> str:
     """Prints a count with all digits: `8,030,261,248`."""
     return f"{number:,}"
 

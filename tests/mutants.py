@@ -77,8 +77,8 @@ MUTANTS = (
     # the simulator
     Mutant(
         "simulator/aten/elementwise.py",
-        "power = self.like(output_gradient), self.like(output)",
-        "power = (self.like(output_gradient),) * 2",
+        "power = self.new_like(output_gradient), self.new_like(output)",
+        "power = (self.new_like(output_gradient),) * 2",
     ),
     Mutant("simulator/caching_allocator.py", "SMALL_SIZE = 1 << 20", "SMALL_SIZE = 1 << 19"),
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant("workload/recompute.py", '"bmm", "baddbmm", "grouped_mm"', '"bmm", "grouped_mm"'),
     # the memory of one device
-    Mutant("device_memory/static.py", '"float32" if has_master else weight_format', "weight_format"),
+    Mutant("device_memory/static.py", '"float32" if has_master_weights else weight_format', "weight_format"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
     Mutant(
         "device_memory/device_memory.py",

@@ -167,7 +167,7 @@ def accelerator(name: str) -> Hardware:
 def balance(name: str) -> float:
     """FLOPs that an accelerator computes in 16 bits in the time in which it reads a byte."""
     hardware = accelerator(name)
-    return hardware.peak("bfloat16") / hardware.bandwidth()
+    return hardware.peak_rate("bfloat16") / hardware.bandwidth()
 
 
 def time_of(name: str, hardware: str, part: str = "", **options: Any) -> float:

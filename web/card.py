@@ -112,7 +112,7 @@ def preset_card(page: preset_pages.PresetPage, source: str) -> bytes:
     card = Card()
     card.text(104, page.preset.display, 58, style="-Bold")
     card.lines(148, page.first["answer"]["headline"], 23, 32, QUIET)
-    card.text(254, units.exact(page.counts["total"]), 58, style="Mono-Bold", room=820)
+    card.text(254, units.exact_text(page.counts["total"]), 58, style="Mono-Bold", room=820)
     card.text(254, "parameters", 27, fill=QUIET, right=True)
     card.bar(280, 74, page.shares)
     names = [(part, share) for part, share in page.shares.items() if share >= preset_pages.SMALLEST][:4]
@@ -128,7 +128,7 @@ def preset_card(page: preset_pages.PresetPage, source: str) -> bytes:
         card.text(478, value, size, style="-Bold", x=x)
         card.text(513, name, 21, fill=QUIET, x=x, room=wide - 24)
     card.text(582, "llmcalc", 27, style="Mono-Bold", room=160)
-    settings = f"{page.defaults['weights']}, {units.exact(page.defaults['ctx'])} tokens"
+    settings = f"{page.defaults['weights']}, {units.exact_text(page.defaults['ctx'])} tokens"
     card.text(582, " · ".join(filter(None, (settings, source))), 21, fill=QUIET, right=True, room=card.room - 200)
     return card.png()
 
@@ -144,7 +144,7 @@ def site_card() -> bytes:
         counted = params(preset.model)
         parts = sorted(counted.by_component.items(), key=lambda part: -part[1])
         card.text(y, preset.display, 26, room=600)
-        card.text(y, units.exact(counted.total), 26, right=True, room=420)
+        card.text(y, units.exact_text(counted.total), 26, right=True, room=420)
         card.bar(y + 12, 26, {part: size / counted.total for part, size in parts})
     return card.png()
 

@@ -25,7 +25,7 @@ from llmcalc.workload.setting import DeclaredSetting, declarations_of  # noqa: E
 def kind(setting: DeclaredSetting) -> dict[str, Any]:
     """The values of a setting, as the page reads them."""
     if setting.kind is int:
-        return {"kind": "number", "least": setting.setting.least, "most": setting.setting.most}
+        return {"kind": "number", "least": setting.setting.minimum, "most": setting.setting.maximum}
     if setting.kind is bool:
         return {"kind": "flag"}
     if setting.kind == tuple[int, ...]:

@@ -62,10 +62,10 @@ class PresetPage:
     def figures(self) -> dict[str, tuple[str, str]]:
         """Headline numbers: what → the number, and what it is counted for."""
         answer, counts = self.first["answer"], self.counts
-        tokens = units.exact(self.defaults["ctx"])
-        figures = {"Parameters": (units.exact(counts["total"]), verdict(counts))}
+        tokens = units.exact_text(self.defaults["ctx"])
+        figures = {"Parameters": (units.exact_text(counts["total"]), verdict(counts))}
         if counts["active"] != counts["total"]:
-            figures["Active per token"] = (units.exact(counts["active"]), "parameters that a token uses")
+            figures["Active per token"] = (units.exact_text(counts["active"]), "parameters that a token uses")
         if "flops" in answer["flops"]:
             work = units.flops(answer["flops"]["flops"]["per_token"])
             figures["FLOPs per token"] = (work, f"forward pass, mean over {tokens} tokens, no mask")
@@ -133,7 +133,7 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
 
     def card_text(self) -> str:
         """The preview card in words."""
-        return f"{units.exact(self.counts['total'])} parameters. {self.shares_text()}"
+        return f"{units.exact_text(self.counts['total'])} parameters. {self.shares_text()}"
 
     def shares_text(self) -> str:
         """The picture in words."""
@@ -178,7 +178,7 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
         source = addresses.name_of(urls)
         lines = [
             f'<text x="{MARGIN}" y="70" font-size="40" font-weight="600">{escape(self.preset.display)}</text>',
-            f'<text x="{MARGIN}" y="116" font-size="24">{units.exact(self.counts["total"])} parameters</text>',
+            f'<text x="{MARGIN}" y="116" font-size="24">{units.exact_text(self.counts["total"])} parameters</text>',
             *parts,
             *legend,
             f'<text x="{MARGIN}" y="{HEIGHT - 28}" font-size="17" fill="#66625d">{escape(numbers)}</text>',
@@ -206,7 +206,7 @@ def verdict(counts: dict[str, Any]) -> str:
         return "counted exactly"
     if published == total:
         return "equal to the published count"
-    return f"{units.difference(total - published)} against the published {units.exact(published)}"
+    return f"{units.difference(total - published)} against the published {units.exact_text(published)}"
 
 
 def document(
@@ -253,7 +253,7 @@ def index(urls: dict[str, str], pages: list[PresetPage]) -> str:
     rows = "\n".join(
         f'<tr><th scope="row"><a href="{escape(page.preset.name)}/">{escape(page.preset.display)}</a></th>'
         f"<td>{escape(page.preset.developer)}</td><td>{escape(page.preset.released)}</td>"
-        f"<td>{units.exact(page.counts['total'])}</td></tr>"
+        f"<td>{units.exact_text(page.counts['total'])}</td></tr>"
         for page in newest
     )
     body = f"""<main class="sheet">

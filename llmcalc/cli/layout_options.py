@@ -33,7 +33,7 @@ def _framework_option() -> OptionOfCommand:
     help_text = (
         f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     )
-    return option_of_setting(setting, help=help_text, metavar="NAME", complete=lambda: NAMES)
+    return option_of_setting(setting, help=help_text, metavar="NAME", completions=lambda: NAMES)
 
 
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -50,14 +50,14 @@ def option_of_setting(
         "help": help_text,
         "show_default": False,
         "rich_help_panel": setting.panel,
-        "hidden": not setting.common,
+        "hidden": not setting.is_common,
     }
 
     def check_value(option: typer.CallbackParam, typed_value: Any) -> Any:
-        return declaration.checked(typed_value, typed_name(option))
+        return declaration.checked_value(typed_value, typed_name(option))
 
     if declaration.kind is bool:
-        option_names = (f"{declaration.option}/{setting.off}",) if setting.off else option_names
+        option_names = (f"{declaration.option}/{setting.negative_option}",) if setting.negative_option else option_names
         return OptionOfCommand(Annotated[bool | None, typer.Option(*option_names, **common_arguments)], default_value)
     if declaration.kind is Path:
         return optional_parameter(Path, typer.Option(*option_names, metavar=setting.metavar, **common_arguments))
@@ -69,7 +69,7 @@ def option_of_setting(
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=check_value,
-        autocompletion=shell_completion_of(setting.complete or (lambda: possible_words)),
+        autocompletion=shell_completion_of(setting.completions or (lambda: possible_words)),
         **common_arguments,
     )
     return OptionOfCommand(Annotated[str | None, typer_option], default_value)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow_nesting
 from ..sources.names import STDIN
 from .main import build_command
@@ -216,7 +216,7 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
             raise InputError(f"{argument}: there is no such argument{suggestion}")
         if not Draft202012Validator(known_arguments[argument]).is_valid(argument_value):
             expected_value = _description_in_sentence(known_arguments[argument])
-            raise InputError(f"{argument}: {shown(argument_value)} does not fit; expected {expected_value}")
+            raise InputError(f"{argument}: {short_repr(argument_value)} does not fit; expected {expected_value}")
 
 
 def _description_in_sentence(value_schema: Mapping[str, Any]) -> str:

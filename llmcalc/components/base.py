@@ -122,16 +122,16 @@ class ModelProperties:
     """The properties of the surrounding model that a component's PyTorch reference needs.
 
     hidden_size: the width of the residual stream.
-    causal: whether attention is causal, true by default.
-    cross: whether keys and values come from the encoder's output, false by default.
+    is_causal: whether attention is causal, true by default.
+    is_cross_attention: whether keys and values come from the encoder's output, false by default.
     output_size: the width of attention's output; None where it equals the input's.
     source_size: the width of the encoder's output; None where it equals the decoder's.
     value_size: the width of the input of attention's values; None where it equals that of the keys.
     """
 
     hidden_size: Any
-    causal: bool = True
-    cross: bool = False
+    is_causal: bool = True
+    is_cross_attention: bool = False
     output_size: Any = None
     source_size: Any = None
     value_size: Any = None
@@ -234,17 +234,17 @@ class StackPosition:
 
     path: the part's path in error messages.
     width: the width of its input.
-    side: the stack it is in, `encoder` or `decoder`.
-    grid: whether tokens form a grid, as the patches of an image do; false by default.
-    before_grid: whether a token that is not a patch comes before the grid; false by default.
+    stack_name: the stack it is in, `encoder` or `decoder`.
+    tokens_form_grid: whether tokens form a grid, as the patches of an image do; false by default.
+    has_token_before_grid: whether a token that is not a patch comes before the grid; false by default.
     source_width: the width of the encoder's output; None where there is no encoder to attend to.
     """
 
     path: str
     width: int
-    side: str
-    grid: bool = False
-    before_grid: bool = False
+    stack_name: str
+    tokens_form_grid: bool = False
+    has_token_before_grid: bool = False
     source_width: int | None = None
 
 
@@ -289,7 +289,7 @@ class AttentionPosition(Part):
 
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
-        if stack_position.side not in self.allowed_stacks:
+        if stack_position.stack_name not in self.allowed_stacks:
             type_name, causal = type(self).model_fields["type"].default, self.allowed_stacks == ("decoder",)
             directions, expected_stack = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
@@ -399,7 +399,7 @@ class TokenMixer(Component):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
-        if stack_position.side not in self.allowed_stacks:
+        if stack_position.stack_name not in self.allowed_stacks:
             type_name = type(self).model_fields["type"].default
             raise ValueError(
                 f"{stack_position.path}.type: '{type_name}' is for {self.allowed_stacks[0]}s; expected 'attention'"
@@ -440,11 +440,12 @@ class StackPart(Component):
 class Network(Component):
     """The base class of networks: components that process each token separately, such as feed-forward networks.
 
-    mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
+    is_mixture_of_experts: whether it is a mixture of experts, where each token is routed to some of them (class
+        attribute).
     """
 
     noun: ClassVar[str] = "network"
-    mixture: ClassVar[bool] = False
+    is_mixture_of_experts: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
         """The number of hidden units (d_ff) that process each token."""
@@ -486,5 +487,5 @@ class Nothing(Part):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
-        if stack_position.side != "decoder":
+        if stack_position.stack_name != "decoder":
             raise ValueError(f"{stack_position.path}.type: 'none' is for decoders; expected 'attention'")

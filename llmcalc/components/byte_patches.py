@@ -122,7 +122,7 @@ class PatchStreams(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         error_location, width = stack_position.path, self.local_size
-        if stack_position.side != "decoder":
+        if stack_position.stack_name != "decoder":
             raise ValueError(f"{error_location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:
             raise ValueError(
@@ -150,7 +150,7 @@ class PatchStreams(ResidualStreams):
             x, recorder.sum(hash_embeddings.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
         )
         with recorder.scope("local_encoder"):
-            with recorder.apart(recorder.causal):
+            with recorder.separate_stack(recorder.causal):
                 x = self.encoder.flow(recorder, x)
             patches = BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size)
             vector_axis = Axis("vectors", self.vectors)
@@ -180,7 +180,7 @@ class PatchStreams(ResidualStreams):
 
             if not self.writes_every_layer:
                 byte_rows = read_patches(byte_rows)
-            with recorder.apart(recorder.causal):
+            with recorder.separate_stack(recorder.causal):
                 byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, byte_rows)
 
@@ -193,7 +193,7 @@ class PatchStreams(ResidualStreams):
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         patcher_role: Any = "no_grad" if self.patcher_runs else "idle"
-        with recorder.scope("patcher", role=patcher_role), recorder.apart(recorder.causal):
+        with recorder.scope("patcher", role=patcher_role), recorder.separate_stack(recorder.causal):
             byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")

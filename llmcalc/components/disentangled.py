@@ -205,7 +205,7 @@ class SideConvolution(StackPart):
                 f"{stack_position.path}.conv_groups: {self.conv_groups} does not divide hidden_size "
                 f"{stack_position.width}"
             )
-        if stack_position.side == "decoder":
+        if stack_position.stack_name == "decoder":
             raise ValueError(f"{stack_position.path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:

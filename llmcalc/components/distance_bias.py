@@ -155,7 +155,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
         bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _reference_classes()["relative"](bucket_count, max_distance, heads, model_properties.causal)
+        return _reference_classes()["relative"](bucket_count, max_distance, heads, model_properties.is_causal)
 
 
 class RelativeBias(DistanceBuckets, StackPart):
@@ -209,20 +209,20 @@ class RelativeBias(DistanceBuckets, StackPart):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         bias = _reference_classes()["relative"](
-            bucket_count, max_distance, self.num_attention_heads, model_properties.causal
+            bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
         )
         if self.of_blocks:
             bias.add_module(
                 "blocks",
                 _reference_classes()["relative"](
-                    bucket_count, max_distance, self.num_attention_heads, model_properties.causal
+                    bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
         for table_index, table_buckets in enumerate(self.other_buckets):
             bias.add_module(
                 f"other_{table_index}",
                 _reference_classes()["relative"](
-                    table_buckets, max_distance, self.num_attention_heads, model_properties.causal
+                    table_buckets, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
         return bias

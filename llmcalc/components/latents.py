@@ -56,7 +56,7 @@ class LatentStreams(ResidualStreams):
         """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        if stack_position.side != "encoder":
+        if stack_position.stack_name != "encoder":
             raise ValueError(f"{stack_position.path}: latents read later tokens; expected an encoder")
         if self.latent_size != stack_position.width:
             raise ValueError(

@@ -39,7 +39,7 @@ class PromptTokens(ResidualStreams):
     prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        if stack_position.side != "decoder":
+        if stack_position.stack_name != "decoder":
             raise ValueError(f"{stack_position.path}: prompt tokens stand before generated text; expected a decoder")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:

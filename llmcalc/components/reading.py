@@ -43,7 +43,7 @@ class Reading(Part):
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
         """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, queries, memory=keys)
         attn_output = recorder.add(x, attn_output) if self.residual else attn_output
         if self.feed_forward is None:
@@ -70,7 +70,7 @@ def _reference_class() -> type[nn.Module]:
             for norm_name, norm_width in (("query_norm", query_width), ("kv_norm", source_width)):
                 self.add_module(norm_name, spec.norm.reference(ModelProperties(norm_width)))
             self.attention = spec.attention.reference(
-                ModelProperties(query_width, causal=False, cross=True, source_size=source_width)
+                ModelProperties(query_width, is_causal=False, is_cross_attention=True, source_size=source_width)
             )
             if spec.feed_forward is not None:
                 self.mlp_norm = spec.norm.reference(ModelProperties(query_width))
@@ -78,7 +78,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)
-            attn_output = self.attention(self.get_submodule("query_norm")(x), PassState(memory=keys))
+            attn_output = self.attention(self.get_submodule("query_norm")(x), PassState(encoder_output=keys))
             attn_output = x + attn_output if self.residual else attn_output
             return (
                 attn_output + self.mlp(self.mlp_norm(attn_output), PassState()) if hasattr(self, "mlp") else attn_output

@@ -49,7 +49,7 @@ class RelativeKeys(StackPart):
     head_dim: HeadDim
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        if stack_position.side != "encoder":
+        if stack_position.stack_name != "encoder":
             raise ValueError(f"{stack_position.path}: has keys for distances in both directions; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value) -> Value:

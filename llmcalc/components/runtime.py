@@ -25,7 +25,7 @@ class PassState:
     """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
     past_tokens: the number of tokens per sequence that earlier passes put into `cache_tensors`.
-    memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
+    encoder_output: the encoder's output; None without an encoder, and while decoding from a filled cache.
     first_layer_input: the input of the first layer.
     cache_tensors: the tensors of each cache module; None for a pass without a cache.
     score_bias: a function of query and key positions that returns the term added to the scores; None for no term.
@@ -49,7 +49,7 @@ class PassState:
     """
 
     past_tokens: int = 0
-    memory: Tensor | None = None
+    encoder_output: Tensor | None = None
     first_layer_input: Tensor | None = None
     cache_tensors: dict[nn.Module, tuple[Tensor, ...]] | None = None
     score_bias: Any = None

@@ -312,7 +312,7 @@ class Stack(Component):
         """
         hidden_axes: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
-        with recorder.apart(recorder.causal, recorder.memory), recorder.function():
+        with recorder.separate_stack(recorder.causal, recorder.memory), recorder.function():
             recorder.memo["hidden"] = hidden_axes
             recorder.memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(
@@ -417,7 +417,7 @@ class Stack(Component):
         )
         if has_single_layer:
             return x
-        role_field = {"role": "shared"} if layer.shares_all else {}
+        role_field = {"role": "shared"} if layer.shares_all_parameters else {}
         shared_label = (shown_label or BASE) + SHARED
         later_layer_sharing = LayerSharing(is_first=False, other_layers=other_layer_count)
         return recorder.layers(
@@ -606,7 +606,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()
             embedding_context = ModelProperties(
-                spec.input_size or model_properties.hidden_size, model_properties.causal
+                spec.input_size or model_properties.hidden_size, model_properties.is_causal
             )
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)

@@ -135,7 +135,7 @@ def _encoder_runs(
     """
     (towers,) = (child_node for child_node in spec.tree().children if child_node.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
-    batch = input_count * encoded_input.parts * spec.towers[encoder_name].frames_per_image
+    batch = input_count * encoded_input.tile_or_clip_count * spec.towers[encoder_name].frames_per_image
     workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
     part_names = list(_with_projectors(spec, encoder_name, has_images))
     _check_merges(spec, part_names, encoded_input)

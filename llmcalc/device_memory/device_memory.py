@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Hardware, MemoryFit
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, evidence_names, weakest, witness_texts
+from ..evidence import ON_META, Evidence, Status, evidence_names, weakest_status, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -163,19 +163,19 @@ class UnreplayedBytes:
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    weakest_status = weakest([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.belongs_to_runtime or weakest_status == memory_term.status:
+    sum_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.belongs_to_runtime or sum_status == memory_term.status:
         return memory_term
-    if weakest_status == "untested":
+    if sum_status == "untested":
         return replace(
-            memory_term, status=weakest_status, witness=f"no measurement of {evidence_names(evidence, weakest_status)}"
+            memory_term, status=sum_status, witness=f"no measurement of {evidence_names(evidence, sum_status)}"
         )
-    checks_text = witness_texts(evidence, weakest_status)
+    checks_text = witness_texts(evidence, sum_status)
     if memory_term.witness == ON_META:
-        checks_text = f"torch on meta, and {checks_text}" if weakest_status == "source" else checks_text
+        checks_text = f"torch on meta, and {checks_text}" if sum_status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
-    return replace(memory_term, status=weakest_status, witness=checks_text)
+    return replace(memory_term, status=sum_status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:

@@ -115,7 +115,7 @@ def _layer_program(tower: Any) -> Flow:
             (hidden_vectors,),
         )
         program.entry = frame_rows
-    with program.apart(causal=False):
+    with program.separate_stack(causal=False):
         if tower.type == "audio":
             program.result = tower.stack.flow(program, frame_rows, hidden_vectors)
         else:

@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 class CountedMemory(NamedTuple):
     """A run with counted tensors, the attention implementation, and the peaks of image and audio encoders.
 
-    attention: the attention implementation. encoders: peaks of image and audio encoders.
+    attention_implementation: the attention implementation. encoder_peaks: peaks of image and audio encoders.
     """
 
-    attention: AttentionImplementation
+    attention_implementation: AttentionImplementation
     run: CountedRun
-    encoders: Sequence[EncoderPeak]
+    encoder_peaks: Sequence[EncoderPeak]
 
 
 @frozen
@@ -100,7 +100,7 @@ class Memory:
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation of the settings, else the phase's default."""
-        return self._counted_run_on(self.cuda_runtime).attention
+        return self._counted_run_on(self.cuda_runtime).attention_implementation
 
     @property
     def least_device_bytes(self) -> int:
@@ -313,7 +313,7 @@ class Memory:
             .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master_weights else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
@@ -404,7 +404,7 @@ def has_modified_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, an additional score term, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"
-        or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
+        or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.input_values) > 3))
         for operation in spec.shared_program.root.steps(includes_idle=False)
     )
 

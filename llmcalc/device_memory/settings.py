@@ -117,7 +117,7 @@ class Settings:
             "What runs",
             "inference, or training with an option of training",
             metavar="WORD",
-            common=True,
+            is_common=True,
             every_framework=True,
         ),
     ] = "inference"
@@ -128,7 +128,7 @@ class Settings:
             "What runs",
             "1",
             spellings=("-b", "--micro-batch"),
-            common=True,
+            is_common=True,
             every_framework=True,
         ),
     ] = None
@@ -139,16 +139,16 @@ class Settings:
             "What runs",
             f"{USUAL:,} in training, else the context up to {MOST_CONTEXT:,}",
             spellings=("-s", "--ctx", "--max-model-len"),
-            common=True,
+            is_common=True,
             every_framework=True,
         ),
     ] = None
     source: Annotated[
         int | None, Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq")
     ] = None
-    image: Annotated[str | None, replace(IMAGE, common=False)] = None
-    images: Annotated[int | None, replace(IMAGES, common=False)] = None
-    audio: Annotated[float | None, replace(AUDIO, common=False)] = None
+    image: Annotated[str | None, replace(IMAGE, is_common=False)] = None
+    images: Annotated[int | None, replace(IMAGES, is_common=False)] = None
+    audio: Annotated[float | None, replace(AUDIO, is_common=False)] = None
     dtype: Annotated[
         str | None,
         Setting(
@@ -156,7 +156,7 @@ class Settings:
             "Precision and kernels",
             check=check_number_format,
             metavar="DTYPE",
-            common=True,
+            is_common=True,
             every_framework=True,
         ),
     ] = None
@@ -171,7 +171,7 @@ class Settings:
             "bf16-master",
             TRAINING,
             metavar="WORD",
-            common=True,
+            is_common=True,
             replacements=dict.fromkeys(
                 ("fp16", "float16", "half"),
                 "no --precision, or autocast: bf16 has as many bytes, and is timed as fp16 where bf16 has no units",
@@ -187,8 +187,8 @@ class Settings:
             WITHOUT_GRADIENTS,
             example="nf4",
             metavar="SCHEME",
-            common=True,
-            complete=_scheme_names,
+            is_common=True,
+            completions=_scheme_names,
         ),
     ] = None
     kv_dtype: Annotated[
@@ -201,7 +201,7 @@ class Settings:
             WITHOUT_GRADIENTS,
             check=check_cache_format,
             metavar="FORMAT",
-            common=True,
+            is_common=True,
         ),
     ] = None
     grad_dtype: Annotated[
@@ -258,8 +258,8 @@ class Settings:
             check=check_optimizer,
             example="adamw",
             metavar="NAME",
-            common=True,
-            complete=lambda: NAMES,
+            is_common=True,
+            completions=lambda: NAMES,
         ),
     ] = None
     recompute: Annotated[
@@ -273,8 +273,8 @@ class Settings:
             check=check_recompute,
             example="full",
             metavar="MODE",
-            common=True,
-            complete=lambda: MODES,
+            is_common=True,
+            completions=lambda: MODES,
             every_framework=True,
         ),
     ] = None
@@ -296,8 +296,8 @@ class Settings:
             "Training",
             "1",
             TRAINING,
-            most=MOST_MICROBATCHES,
-            common=True,
+            maximum=MOST_MICROBATCHES,
+            is_common=True,
             every_framework=True,
         ),
     ] = None
@@ -383,7 +383,7 @@ class Settings:
             "Training",
             "",
             TRAINING,
-            common=True,
+            is_common=True,
         ),
     ] = None
     base: Annotated[
@@ -395,7 +395,7 @@ class Settings:
             TRAINING,
             "lora_rank",
             metavar="WORD",
-            common=True,
+            is_common=True,
         ),
     ] = None
     lora_targets: Annotated[
@@ -423,7 +423,7 @@ class Settings:
     ] = None
     lora_dropout: Annotated[
         bool | None,
-        Setting("The input of an adapter passes dropout.", "Training", phases=TRAINING, needs="lora_rank"),
+        Setting("The input of an adapter passes dropout.", "Training", phases=TRAINING, required_setting="lora_rank"),
     ] = None
     lora_library: Annotated[
         Library | None,
@@ -443,7 +443,10 @@ class Settings:
     quantized_head: Annotated[
         bool | None,
         Setting(
-            "--base includes the output head, as in Lightning Fabric.", "Training", phases=TRAINING, needs="lora_rank"
+            "--base includes the output head, as in Lightning Fabric.",
+            "Training",
+            phases=TRAINING,
+            required_setting="lora_rank",
         ),
     ] = None
     quantized_experts: Annotated[
@@ -452,7 +455,7 @@ class Settings:
             "--base includes routed experts, as in axolotl's quantize_moe_experts; in 4 bits.",
             "Training",
             phases=TRAINING,
-            needs="lora_rank",
+            required_setting="lora_rank",
         ),
     ] = None
     lora_experts: Annotated[
@@ -461,7 +464,7 @@ class Settings:
             "Fused routed experts have adapters, too, as with PEFT's all-linear for classes like Qwen3-MoE.",
             "Training",
             phases=TRAINING,
-            needs="lora_rank",
+            required_setting="lora_rank",
         ),
     ] = None
     use_dora: Annotated[
@@ -470,7 +473,7 @@ class Settings:
             "Adapters train the magnitude of each output, too (DoRA), with --lora-library peft or torchtune.",
             "Training",
             phases=TRAINING,
-            needs="lora_rank",
+            required_setting="lora_rank",
         ),
     ] = None
     bitsandbytes: Annotated[
@@ -494,7 +497,7 @@ class Settings:
             "Precision and kernels",
             spellings=("--attn",),
             metavar="KIND",
-            common=True,
+            is_common=True,
             every_framework=True,
         ),
     ] = None
@@ -598,7 +601,7 @@ class Settings:
             "Inference",
             f"{KV_BLOCK} in inference and where the cache has a format of its own, else 0",
             WITHOUT_GRADIENTS,
-            least=0,
+            minimum=0,
         ),
     ] = None
     mla: Annotated[
@@ -653,7 +656,7 @@ class Settings:
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
         for setting_name, declaration in declarations_of(Settings).items():
-            declaration.checked(getattr(self, setting_name))
+            declaration.checked_value(getattr(self, setting_name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
         check_phase(self, self.phase)

@@ -90,7 +90,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
                 operation.options["cap"] is not None
                 or (
                     not has_extra_mask_input(operation)
-                    and (len(operation.ins) > 3 or operation.options.get("selected") is not None)
+                    and (len(operation.input_values) > 3 or operation.options.get("selected_keys") is not None)
                 )
             )
         )
@@ -145,7 +145,7 @@ def training_run(
     update_dtype = (
         memory_use.adapter_dtype
         or memory_use.trained_dtype
-        or ("float32" if memory_use.has_master else memory_use.dtype)
+        or ("float32" if memory_use.has_master_weights else memory_use.dtype)
     )
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
@@ -176,7 +176,7 @@ def training_run(
         source_tokens=run_settings.source,
         microbatches=run_settings.num_microbatches or 1,
         dtype=computing_format(memory_use.dtype, "--dtype"),
-        has_master_weights=memory_use.has_master,
+        has_master_weights=memory_use.has_master_weights,
         optimizer=memory_use.optimizer.name,
         implementation=optimizer_implementation(run_settings, memory_use),
         has_momentum=bool(run_settings.momentum),

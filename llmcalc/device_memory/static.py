@@ -51,7 +51,7 @@ class MemoryUse:
     dtype: number format of the weights; with `quantized_size`, of the unconverted tensors.
     workload: the sequences in the cache.
     kv_dtype: format of the cache; empty without a cache.
-    grad_dtype, has_master, optimizer, precision: set in training only.
+    grad_dtype, has_master_weights, optimizer, precision: set in training only.
     quantized_size: bytes of the weights under a quantization scheme; None without one.
     adapters: the adapters that are trained instead of the weights, in `adapter_dtype`; None if the weights are trained.
     encoded_inputs: the images and audio whose tokens are part of the sequences; None for text alone.
@@ -65,7 +65,7 @@ class MemoryUse:
     workload: Workload
     kv_dtype: str = ""
     grad_dtype: str = ""
-    has_master: bool = False
+    has_master_weights: bool = False
     optimizer: OptimizerState | None = None
     quantized_size: QuantizedSize | None = None
     precision: str = ""
@@ -142,7 +142,7 @@ class MemoryUse:
     @property
     def master_weights(self) -> Number:
         """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
-        return packed_bytes(self.trained_parameters, "float32") if self.has_master else 0
+        return packed_bytes(self.trained_parameters, "float32") if self.has_master_weights else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -337,13 +337,13 @@ def _training_memory(
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
-    weight_format, has_master = _training_formats(run_settings)
+    weight_format, has_master_weights = _training_formats(run_settings)
     optimizer_record = _checked_optimizer(run_settings)
     adapters, adapter_dtype = _adapters_and_format(spec, run_settings, params, weight_format, model_config)
     if adapters is not None:
         if run_settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
-        has_master = False
+        has_master_weights = False
     first_trained_layer = _first_trained_layer(spec, run_settings)
     trains_in_float32 = first_trained_layer is not None and run_settings.precision == "autocast"
     trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
@@ -353,18 +353,18 @@ def _training_memory(
         weight_format,
         Workload(batch, seq, source=run_settings.source, phase="training"),
         grad_dtype=_gradient_format(run_settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
-        has_master=has_master,
+        has_master_weights=has_master_weights,
         optimizer=_optimizer_state(
             optimizer_record,
             run_settings,
             params,
             trained_dtype or weight_format,
-            has_master,
+            has_master_weights,
             adapters,
             adapter_dtype,
             first_trained_layer,
         ),
-        precision="autocast" if trained_dtype else _precision_name(run_settings, weight_format, has_master),
+        precision="autocast" if trained_dtype else _precision_name(run_settings, weight_format, has_master_weights),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
         first_trained_layer=first_trained_layer,
@@ -425,7 +425,7 @@ def _optimizer_state(
     run_settings: Settings,
     params: ParameterCount,
     weight_format: str,
-    has_master: bool,
+    has_master_weights: bool,
     adapters: LowRankAdapters | None,
     adapter_dtype: str,
     first_trained_layer: int | None,
@@ -434,7 +434,7 @@ def _optimizer_state(
     has_momentum = bool(run_settings.momentum)
     if adapters is None:
         state_format = _float_format(
-            run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
+            run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master_weights else weight_format
         )
         if first_trained_layer is None:
             tensors = trained_tensors(params.tree, params.include)
@@ -447,9 +447,9 @@ def _optimizer_state(
         run_settings.optimizer_dtype or weight_format,
         has_momentum,
     )
-    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, has_momentum).with_more(
-        copy_state
-    )
+    return optimizer_record.state(
+        adapters.adapters(params.tree, params.include), state_format, has_momentum
+    ).combined_with(copy_state)
 
 
 def _adapters_and_format(
@@ -492,13 +492,13 @@ def _adapters_and_format(
     return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 
-def _precision_name(run_settings: Settings, weight_format: str, has_master: bool) -> str:
+def _precision_name(run_settings: Settings, weight_format: str, has_master_weights: bool) -> str:
     """Returns the name of the settings' training precision, such as mixed or pure bf16."""
-    if run_settings.precision in NARROW_PRODUCTS and has_master and weight_format == "bfloat16":
+    if run_settings.precision in NARROW_PRODUCTS and has_master_weights and weight_format == "bfloat16":
         return str(run_settings.precision)
     if DTYPE_BITS[weight_format] >= 32:
         return "autocast" if run_settings.precision == "autocast" else short_dtype(weight_format)
-    return short_dtype(weight_format) + ("-master" if has_master else "")
+    return short_dtype(weight_format) + ("-master" if has_master_weights else "")
 
 
 def _gradient_format(format_name: str | None, weight_format: str) -> str:

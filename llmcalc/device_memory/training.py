@@ -337,7 +337,7 @@ class TrainingRun:
             inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
-        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(token_ids)
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(token_ids)
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""

@@ -25,14 +25,14 @@ class Step:
 
     verb: the kind of operation.
     name: the name of its module; empty if it is not a module.
-    ins, outs: the values it reads and makes.
+    input_values, output_values: the values it reads and makes.
     op: its cost; None where it only needs memory.
     weight: the parameter it multiplies by; None without one.
     options: further settings of the operation (an activation, a window).
-    about: fields of its node (`kind`, `source`, `role`).
+    node_fields: fields of its node (`kind`, `source`, `role`).
     """
 
-    __slots__ = ("about", "ins", "name", "op", "options", "outs", "verb", "weight")
+    __slots__ = ("input_values", "name", "node_fields", "op", "options", "output_values", "verb", "weight")
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class Step:
     ) -> None:
         self.verb: str = verb
         self.name: str = step_name
-        self.ins: tuple[Value, ...] = input_values
-        self.outs: tuple[Value, ...] = output_values
+        self.input_values: tuple[Value, ...] = input_values
+        self.output_values: tuple[Value, ...] = output_values
         self.op: Op | None = op
         self.weight: Weight | None = weight
         self.options: Mapping[str, Any] = options or {}
-        self.about: Mapping[str, Any] = node_fields or {}
+        self.node_fields: Mapping[str, Any] = node_fields or {}
 
 
 class ModuleScope:
     """A module of a program: steps, inner scopes and alternatives, in execution order.
 
-    about: fields of its node.
+    node_fields: fields of its node.
     first_input, output: for a scope with a repeat, the input of its first run and the output of its last; each run's
         output is the next one's input. For a branch of alternatives, and for a part of its own, `output` is its output.
     list_index: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
@@ -73,7 +73,6 @@ class ModuleScope:
     """
 
     __slots__ = (
-        "about",
         "argument",
         "argument_slice",
         "first_input",
@@ -82,6 +81,7 @@ class ModuleScope:
         "items",
         "list_index",
         "name",
+        "node_fields",
         "output",
         "per_layer",
         "stacked_axis",
@@ -89,7 +89,7 @@ class ModuleScope:
 
     def __init__(self, scope_name: str, node_fields: dict[str, Any]) -> None:
         self.name: str = scope_name
-        self.about: dict[str, Any] = node_fields
+        self.node_fields: dict[str, Any] = node_fields
         self.items: list[Item] = []
         self.first_input: Value | None = None
         self.output: Value | None = None
@@ -118,7 +118,7 @@ class ModuleScope:
     def node(self) -> Node:
         """Returns the tree node of this scope, with the nodes of all nested scopes."""
         op, ops_by_form, child_nodes = _nodes_of_items(self.items)
-        return Node(self.name, op, tuple(child_nodes), forms=ops_by_form, **self.about)
+        return Node(self.name, op, tuple(child_nodes), forms=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
         """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
@@ -138,7 +138,7 @@ class ModuleScope:
         for program_item in self.items:
             if isinstance(program_item, AlternativeBranches):
                 yield from next(iter(program_item.branches.values())).steps(includes_idle)
-            elif not includes_idle and program_item.about.get("role") in NEVER_RUN:
+            elif not includes_idle and program_item.node_fields.get("role") in NEVER_RUN:
                 continue
             elif isinstance(program_item, Step):
                 yield program_item
@@ -192,7 +192,7 @@ def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str,
             child_nodes += branch_children
         elif program_item.name:
             is_fused = bool(program_item.options.get("fused"))
-            child_nodes.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.about))
+            child_nodes.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.node_fields))
         elif program_item.op is not None:
             op = program_item.op
     return op, ops_by_form, child_nodes

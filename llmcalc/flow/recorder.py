@@ -166,7 +166,7 @@ class Recorder:
         return first_scope.output
 
     @contextmanager
-    def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
+    def separate_stack(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
         """Records the operations inside a `with` block as a separate stack, which cannot read other layers' values."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}

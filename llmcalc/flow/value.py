@@ -54,15 +54,15 @@ class Value:
 class Weight:
     """A trained tensor. The first operation that uses the weight counts it; later operations tie to it.
 
-    out, ins: the axes of its output and of its input.
+    output_axes, input_axes: the axes of its output and of its input.
     is_counted: whether a step uses it, and counts it. tied: whether a second step uses it.
     """
 
-    __slots__ = ("ins", "is_counted", "name", "out", "tied")
+    __slots__ = ("input_axes", "is_counted", "name", "output_axes", "tied")
 
     def __init__(self, weight_name: str, output_axes: Shape, input_axes: Shape) -> None:
         self.name: str = weight_name
-        self.out: Shape = output_axes
-        self.ins: Shape = input_axes
+        self.output_axes: Shape = output_axes
+        self.input_axes: Shape = input_axes
         self.is_counted: bool = False
         self.tied: bool = False

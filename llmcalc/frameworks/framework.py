@@ -137,13 +137,14 @@ class Framework:
     estimate: the memory of any rank of any layout, without an allocator, for plans.
     estimate_errors: the largest errors of that estimate.
     gradient_rules: how gradients are summed over replicas.
-    layouts: which layouts a search tries.
+    layout_rules: which layouts a search tries.
     own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
         a framework whose messages all follow from placements and `gradients`.
-    attention: the attention implementation that runs where none is chosen; None (default) for that of the settings.
+    default_attention: the attention implementation that runs where none is chosen; None (default) for that of the
+        settings.
     world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.
     nccl_is_known: whether the communicators are known at all; true by default.
-    document: values of a run in its JSON document that differ from the settings.
+    document_values: values of a run in its JSON document that differ from the settings.
     check: refuses a run that the framework has on no layout.
     check_layout: refuses a layout that the framework has not for a run, without a replay.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
@@ -153,10 +154,10 @@ class Framework:
     launch_file: the kind of launch file that is its own; None (default) for none.
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
     replays_every_micro_batch: whether each micro-batch of a pipeline is replayed, however many; false by default.
-    serves: whether it runs passes without gradients; false by default.
+    runs_inference: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
-    stack: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) → the name
-        of the stack that times its runs (`presets/timing/stacks.toml`).
+    stack_name: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) → the
+        name of the stack that times its runs (`presets/timing/stacks.toml`).
     micro_batch_group: (pipeline ranks, micro-batches of a step) → micro-batches that pass a chunk before the turn
         of the next chunk in an interleaved schedule; None (default) for as many as ranks.
     overlapped_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`, `tp`,
@@ -174,13 +175,13 @@ class Framework:
     estimate: Callable[[Memory], PeakEstimate]
     estimate_errors: EstimateErrors
     gradient_rules: Callable[[], GradientRules]
-    layouts: LayoutRules
+    layout_rules: LayoutRules
     tensor_bytes: Callable[[RunOnRanks, int, CudaRuntime], int] | None = None
     messages_of_rank: Callable[[RunOnRanks, int], list[Message] | None] | None = None
-    attention: AttentionImplementation | None = None
+    default_attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True
-    document: Callable[[RunOnRanks], Mapping[str, Any]] = _empty_document_values
+    document_values: Callable[[RunOnRanks], Mapping[str, Any]] = _empty_document_values
     check: Callable[[Memory, str], None] = _accept_every_run
     check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
@@ -190,9 +191,9 @@ class Framework:
     launch_file: LaunchFile | None = None
     plugin: Plugin | None = None
     replays_every_micro_batch: bool = False
-    serves: bool = False
+    runs_inference: bool = False
     selective_recompute: str = "attention"
-    stack: Callable[[Launch | None, bool, bool], str] = _pytorch_stack
+    stack_name: Callable[[Launch | None, bool, bool], str] = _pytorch_stack
     micro_batch_group: Callable[[int, int], int] | None = None
     overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
     product_format: Callable[[Any], str] | None = None

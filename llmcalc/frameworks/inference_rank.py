@@ -96,7 +96,7 @@ def has_tensor_parallel_plan(model: RankModel) -> bool:
 
 def check_serving(layout: Layout, framework: Framework) -> None:
     """Raises `InputError` for options and frameworks that only training supports."""
-    if not framework.serves:
+    if not framework.runs_inference:
         raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
     check_layout(layout)
 

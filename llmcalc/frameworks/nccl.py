@@ -61,15 +61,15 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
     if framework.world_communicators:
-        return [layout.world] * 2
+        return [layout.world_size] * 2
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
 
 def is_counted(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) -> bool:
     """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
-    if layout.world == 1:
+    if layout.world_size == 1:
         return True
-    is_known_machine = layout.world <= MACHINE and cuda_runtime.gpu_name.startswith("A100")
+    is_known_machine = layout.world_size <= MACHINE and cuda_runtime.gpu_name.startswith("A100")
     return framework.nccl_is_known and layout.pp == 1 and is_known_machine
 
 

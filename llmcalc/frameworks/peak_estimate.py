@@ -47,18 +47,23 @@ class PeakByPath(NamedTuple):
     With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
 
-    by_path: Mapping[str, int]
+    bytes_by_path: Mapping[str, int]
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
         """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
-        bytes_by_path = longer_peak.by_path
+        bytes_by_path = longer_peak.bytes_by_path
         return PeakByPath(
-            {path: peak + added_layers * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
+            {
+                path: peak + added_layers * (bytes_by_path.get(path, peak) - peak)
+                for path, peak in self.bytes_by_path.items()
+            }
         )
 
     def plus_bytes(self, added_bytes: int) -> PeakByPath:
         """Returns the peak bytes with the same number of bytes added to each module's peak."""
-        return PeakByPath({module_path: module_peak + added_bytes for module_path, module_peak in self.by_path.items()})
+        return PeakByPath(
+            {module_path: module_peak + added_bytes for module_path, module_peak in self.bytes_by_path.items()}
+        )
 
 
 @frozen
@@ -81,23 +86,25 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((peak for module, peak in self.forward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.forward.bytes_by_path.items() if is_layer_path(module)), default=0)
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        peaks_outside_layers = (peak for module, peak in self.forward.by_path.items() if not is_layer_path(module))
-        return max(self.backward.by_path.get("loss", 0), *peaks_outside_layers, 0)
+        peaks_outside_layers = (
+            peak for module, peak in self.forward.bytes_by_path.items() if not is_layer_path(module)
+        )
+        return max(self.backward.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
     def saved_between_layers_and_head(self) -> int:
         """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
-        return min(self.saved, self.forward.by_path.get("norm", self.saved))
+        return min(self.saved, self.forward.bytes_by_path.get("norm", self.saved))
 
     @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
-        peaks_by_path = self.backward.by_path.items()
+        peaks_by_path = self.backward.bytes_by_path.items()
         return max(
             (peak for module, peak in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
             default=0,
@@ -106,12 +113,12 @@ class MicroBatchBytes:
     @cached_property
     def backward_peak_outside_modules(self) -> int:
         """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
-        return self.backward.by_path.get("", 0)
+        return self.backward.bytes_by_path.get("", 0)
 
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((peak for module, peak in self.backward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.backward.bytes_by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""

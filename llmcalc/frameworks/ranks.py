@@ -54,7 +54,7 @@ class Cluster:
 
     run: RunOnRanks
     framework: Framework
-    _replayed: dict[tuple[int, CudaRuntime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
+    _replayed_ranks: dict[tuple[int, CudaRuntime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
     _inference_ranks: dict[int, Memory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -120,7 +120,9 @@ class Cluster:
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks."""
-        return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
+        return tuple(
+            sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world_size - 1})
+        )
 
     @property
     def unlisted_stages(self) -> list[int]:
@@ -149,7 +151,7 @@ class Cluster:
             ):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
-        return tuple(sorted({*ranks, self.layout.world - 1}))
+        return tuple(sorted({*ranks, self.layout.world_size - 1}))
 
     def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
@@ -160,9 +162,9 @@ class Cluster:
 
     def rank_memory(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         """Returns the memory of one rank, from a cached replay."""
-        if (rank, cuda_runtime) not in self._replayed:
-            self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
-        return self._replayed[rank, cuda_runtime]
+        if (rank, cuda_runtime) not in self._replayed_ranks:
+            self._replayed_ranks[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
+        return self._replayed_ranks[rank, cuda_runtime]
 
     def tensor_bytes(self, rank: int, cuda_runtime: CudaRuntime) -> int:
         """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
@@ -202,11 +204,11 @@ class Cluster:
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
         """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
         keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
-        if self.layout.dp < self.layout.world or not keeps_on_host:
+        if self.layout.dp < self.layout.world_size or not keeps_on_host:
             return ()
         training_config = self.memory.training()
         host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
-        if self.layout.world == 1:
+        if self.layout.world_size == 1:
             return host_memory_terms
         return host_memory_terms[: int(training_config.offloads_activations)]
 
@@ -323,7 +325,9 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     """Returns the attention implementation: the requested one, or the framework's default."""
     requested_attention = memory_estimate.settings.attn_implementation
     return (
-        requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+        requested_attention
+        or framework.default_attention
+        or default_attention(memory_estimate.settings, memory_estimate.spec)
     )
 
 

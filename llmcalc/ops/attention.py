@@ -19,9 +19,9 @@ class AttentionCore(Op):
     window: the number of last tokens that a token attends to, itself included; None for all. If not causal, the window
         is centred on the token (an even window has one more token after it).
     chunk: the size of the chunks that attention is limited to; None for none.
-    selected: the number of tokens that another part selects for each token (DeepSeek-V3.2); None for none. A full pass
-        masks the other tokens, decoding reads only the selected ones.
-    square: the side of the squares of patches that attention is limited to, in a vision encoder; None for none.
+    selected_keys: the number of tokens that another part selects for each token (DeepSeek-V3.2); None for none. A full
+        pass masks the other tokens, decoding reads only the selected ones.
+    square_side: the side of the squares of patches that attention is limited to, in a vision encoder; None for none.
     rows: the rows of the queries.
     keys: the rows of the keys; None if they are those of the queries (otherwise cross-attention).
     """
@@ -34,15 +34,15 @@ class AttentionCore(Op):
     causal: bool = True
     window: Number = None
     chunk: Number = None
-    selected: Number = None
-    square: Number = None
+    selected_keys: Number = None
+    square_side: Number = None
     rows: Rows = TOKENS
     keys: Rows | None = None
 
     @property
     def selects_keys(self) -> bool:
         """Whether an indexer selects the keys: full passes mask unselected keys, and decoding skips them."""
-        return self.selected is not None
+        return self.selected_keys is not None
 
     def pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
@@ -52,8 +52,8 @@ class AttentionCore(Op):
             if run_config.pairs == "causal" and isinstance(key_rows, PatchVectors):
                 return key_rows.pairs_with_bytes(run_config.workload)
             return new_tokens * run_config.available_rows(self.keys)
-        if self.square is not None:
-            return _pairs_in_squares(run_config, self.square, self.rows)
+        if self.square_side is not None:
+            return _pairs_in_squares(run_config, self.square_side, self.rows)
         if run_config.pairs == "full":
             return new_tokens * (new_tokens + self._cached_keys(past_tokens, run_config))
         if not self.causal:
@@ -63,7 +63,7 @@ class AttentionCore(Op):
                 if is_zero(past_tokens)
                 else pair_count + new_tokens * self._cached_keys(past_tokens, run_config)
             )
-        window = self.window if self.selected is None else self.selected  # as many keys, selected or last
+        window = self.window if self.selected_keys is None else self.selected_keys  # as many keys, selected or last
         return _causal_pairs(past_tokens + new_tokens, window, self.chunk) - _causal_pairs(
             past_tokens, window, self.chunk
         )
@@ -71,8 +71,8 @@ class AttentionCore(Op):
     def _cached_keys(self, past_tokens: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
         token_limit = self.window if self.window is not None else self.chunk
-        if self.selected is not None and run_config.phase == "decode":
-            token_limit = self.selected
+        if self.selected_keys is not None and run_config.phase == "decode":
+            token_limit = self.selected_keys
         return past_tokens if token_limit is None or is_zero(past_tokens) else minimum(past_tokens, token_limit - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
@@ -130,23 +130,23 @@ class ConformerAttentionCore(AttentionCore):
     """Attention of each chunk of queries to its positions and to the positions around it, as in conformers.
 
     chunk: the number of queries of a chunk; the last one is padded.
-    context: the number of further keys of a chunk. Without any, fewer positions than a chunk are not padded.
-    distances: the number of distances that each query is scored against as well (Gemma), 0 by default.
+    context_keys: the number of further keys of a chunk. Without any, fewer positions than a chunk are not padded.
+    distance_count: the number of distances that each query is scored against as well (Gemma), 0 by default.
     """
 
-    context: Number = 0
-    distances: Number = 0
+    context_keys: Number = 0
+    distance_count: Number = 0
 
     def _padded_rows(self, run_config: RunConfig) -> Number:
         new_tokens = run_config.new_rows(self.rows)
-        return new_tokens if is_zero(self.context) else ceil_div(new_tokens, self.chunk) * self.chunk
+        return new_tokens if is_zero(self.context_keys) else ceil_div(new_tokens, self.chunk) * self.chunk
 
     def pairs(self, run_config: RunConfig) -> Number:
         padded_rows = self._padded_rows(run_config)
-        return padded_rows * (minimum(padded_rows, self.chunk) + self.context)
+        return padded_rows * (minimum(padded_rows, self.chunk) + self.context_keys)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        distance_products = self._padded_rows(run_config) * self.distances * self.qk_dim
+        distance_products = self._padded_rows(run_config) * self.distance_count * self.qk_dim
         pair_count = self.pairs(run_config) * (self.qk_dim + self.v_dim)
         return 2 * run_config.batch * self.heads * (pair_count + distance_products)
 

@@ -20,24 +20,25 @@ class NeighbourChunkAttentionCore(AttentionCore):
     The first chunk is the neighbour after the last one. A mask of sorted tokens depends on their values, so the causal
     pairs of their chunks are all pairs.
 
-    block: the number of tokens in a chunk.
-    before, after: the number of neighbouring chunks on each side.
-    hashes: the number of hashes that sort the tokens, each of which has such an attention; None for tokens in order.
+    chunk_tokens: the number of tokens in a chunk.
+    chunks_before, chunks_after: the number of neighbouring chunks on each side.
+    hash_count: the number of hashes that sort the tokens, each of which has such an attention; None for tokens in
+        order.
     """
 
-    block: Number = 1
-    before: int = 0
-    after: int = 0
-    hashes: Number = None
+    chunk_tokens: Number = 1
+    chunks_before: int = 0
+    chunks_after: int = 0
+    hash_count: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
         row_count, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
-        has_chunks = is_above(row_count, self.block)
-        if is_masked and self.hashes is None:
+        has_chunks = is_above(row_count, self.chunk_tokens)
+        if is_masked and self.hash_count is None:
             pairs_of_chunks = self._causal_pairs_of_chunks(row_count)
         else:
-            hash_count = 1 if self.hashes is None else self.hashes
-            pairs_of_chunks = row_count * hash_count * self.block * (self.before + 1 + self.after)
+            hash_count = 1 if self.hash_count is None else self.hash_count
+            pairs_of_chunks = row_count * hash_count * self.chunk_tokens * (self.chunks_before + 1 + self.chunks_after)
         return has_chunks * pairs_of_chunks + (1 - has_chunks) * (
             triangular_number(row_count) if is_masked else row_count * row_count
         )
@@ -48,12 +49,12 @@ class NeighbourChunkAttentionCore(AttentionCore):
         A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
         first chunks as their neighbours.
         """
-        chunk_count, pair_count = maximum(floor_div(tokens, self.block), 1), 0
-        for chunk_offset in range(-self.before, self.after + 1):
+        chunk_count, pair_count = maximum(floor_div(tokens, self.chunk_tokens), 1), 0
+        for chunk_offset in range(-self.chunks_before, self.chunks_after + 1):
             chunk_shift = chunk_offset - chunk_count * floor_div(chunk_offset, chunk_count)
-            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunk_count * triangular_number(
-                self.block
-            )
+            pair_count += chunk_shift * self.chunk_tokens**2 + (
+                1 - minimum(1, chunk_shift)
+            ) * chunk_count * triangular_number(self.chunk_tokens)
         return pair_count
 
 
@@ -63,7 +64,7 @@ class HashRotations(Op):
 
     A single chunk needs no buckets and no product.
 
-    columns: the number of directions of one hash.
+    direction_count: the number of directions of one hash.
     """
 
     effects = FLOPS
@@ -71,10 +72,10 @@ class HashRotations(Op):
     heads: Number
     size: Number
     hashes: Number
-    columns: Number
+    direction_count: Number
     block: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        products_per_row = self.heads * self.size * self.hashes * self.columns
+        products_per_row = self.heads * self.size * self.hashes * self.direction_count
         return 2 * run_config.rows(self.rows) * products_per_row * is_above(run_config.new_rows(self.rows), self.block)

@@ -15,12 +15,16 @@ from .linear import ExpertLinear, Linear
 
 @frozen(slots=True)
 class CompressedEntryLinear(Linear):
-    """A linear layer whose outputs form entries of `rate` tokens; passes without a complete entry have no gradient."""
+    """A linear layer whose outputs form entries of several tokens; passes without a complete entry have no gradient."""
 
-    rate: Number = 1
+    tokens_per_entry: Number = 1
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * self.forward_flops(run_config) * minimum(floor_div(run_config.new_rows(self.rows), self.rate), 1)
+        return (
+            2
+            * self.forward_flops(run_config)
+            * minimum(floor_div(run_config.new_rows(self.rows), self.tokens_per_entry), 1)
+        )
 
 
 @frozen(slots=True)

@@ -113,9 +113,9 @@ class DeltaRule(Op):
     """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).
 
     State: [heads, key_dim, value_dim]. A chunk of C tokens has three products with the state and three with a C × C
-    matrix. With one decay per head, the latter are K·Kᵀ, Q·Kᵀ and scores·V. With one decay per channel (`by_channel`,
-    Kimi Delta Attention), they are two with the inverse of the chunk's triangular system and scores·V; K·Kᵀ and Q·Kᵀ
-    are elementwise. The last chunk is padded. Decoding one token is elementwise: no FLOPs.
+    matrix. With one decay per head, the latter are K·Kᵀ, Q·Kᵀ and scores·V. With one decay per channel
+    (`decays_by_channel`, Kimi Delta Attention), they are two with the inverse of the chunk's triangular system and
+    scores·V; K·Kᵀ and Q·Kᵀ are elementwise. The last chunk is padded. Decoding one token is elementwise: no FLOPs.
     """
 
     effects = FLOPS
@@ -124,7 +124,7 @@ class DeltaRule(Op):
     key_dim: Number
     value_dim: Number
     chunk: Number
-    by_channel: bool = False
+    decays_by_channel: bool = False
     rows: Rows = TOKENS
 
     def _chunk_count(self, run_config: RunConfig) -> Number:
@@ -132,7 +132,7 @@ class DeltaRule(Op):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         chunk, key_dim, value_dim = self.chunk, self.key_dim, self.value_dim
-        pair_width = key_dim + 2 * value_dim if self.by_channel else 2 * key_dim + value_dim
+        pair_width = key_dim + 2 * value_dim if self.decays_by_channel else 2 * key_dim + value_dim
         return self._chunk_count(run_config) * (2 * chunk * chunk * pair_width + 3 * 2 * chunk * key_dim * value_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -143,7 +143,7 @@ class DeltaRule(Op):
         """
         chunk, key_dim, value_dim = self.chunk, self.key_dim, self.value_dim
         solved_elements = chunk * chunk * (key_dim + value_dim)
-        solve_flops = 0 if self.by_channel else self._chunk_count(run_config) * 2 * solved_elements
+        solve_flops = 0 if self.decays_by_channel else self._chunk_count(run_config) * 2 * solved_elements
         skipped_flops = run_config.batch * self.heads * 4 * 2 * chunk * key_dim * value_dim
         return add(2 * self.forward_flops(run_config), solve_flops) - skipped_flops
 

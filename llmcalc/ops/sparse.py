@@ -18,14 +18,14 @@ COMPRESSED = "compressed_attention"
 
 @frozen(slots=True)
 class MaskedAttentionCore(AttentionCore):
-    """Attention whose mask keeps at most `keep` keys per token; the scores of all keys are computed (Doge)."""
+    """Attention whose mask keeps at most `key_limit` keys per token; the scores of all keys are computed (Doge)."""
 
-    keep: Number = 1
+    key_limit: Number = 1
 
     def pairs(self, run_config: RunConfig) -> Number:
         if run_config.pairs == "full":
             return AttentionCore.pairs(self, run_config)
-        key_limit = self.keep if self.window is None else minimum(self.keep, self.window)
+        key_limit = self.key_limit if self.window is None else minimum(self.key_limit, self.window)
         return AttentionCore.pairs(replace(self, window=key_limit), run_config)
 
 
@@ -79,21 +79,24 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
 
 @frozen(slots=True)
 class PooledAttentionCore(VisibleKeysAttentionCore):
-    """Attention to `selected` tokens in complete pools of `pool` tokens, and to tokens after the last complete pool.
+    """Attention to `selected` tokens in complete pools of `pool_size` tokens, and to tokens after the last complete
+    pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """
 
-    pool: Number = 1
+    pool_size: Number = 1
 
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        pool_scores = EntryAttentionCore(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
-        pool_count = floor_div(tokens, self.pool)
-        unpooled_pairs = pool_count * triangular_number(self.pool - 1) + triangular_number(
-            tokens - pool_count * self.pool
+        pool_scores = EntryAttentionCore(
+            1, 1, 1, tokens_per_entry=self.pool_size, chosen_entries=exact_div(self.selected_keys, self.pool_size)
         )
-        return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
+        pool_count = floor_div(tokens, self.pool_size)
+        unpooled_pairs = pool_count * triangular_number(self.pool_size - 1) + triangular_number(
+            tokens - pool_count * self.pool_size
+        )
+        return self.pool_size * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
 @frozen(slots=True)
@@ -212,34 +215,36 @@ class PredictStreamAttentionCore(AttentionCore):
 
 @frozen(slots=True)
 class EntryAttentionCore(AttentionCore):
-    """Attention of each token to at most `chosen` entries of `rate` earlier tokens (DeepSeek-V4)."""
+    """Attention to at most `chosen_entries` entries of `tokens_per_entry` earlier tokens (DeepSeek-V4)."""
 
-    rate: Number = 1
-    chosen: Number = None
+    tokens_per_entry: Number = 1
+    chosen_entries: Number = None
 
     @property
     def selects_keys(self) -> bool:
-        return self.chosen is not None
+        return self.chosen_entries is not None
 
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
-        if self.chosen is not None:
-            unlimited_tokens = minimum(tokens, self.rate * self.chosen)
-            return self._unlimited_pairs(unlimited_tokens) + (tokens - unlimited_tokens) * self.chosen
+        if self.chosen_entries is not None:
+            unlimited_tokens = minimum(tokens, self.tokens_per_entry * self.chosen_entries)
+            return self._unlimited_pairs(unlimited_tokens) + (tokens - unlimited_tokens) * self.chosen_entries
         return self._unlimited_pairs(tokens)
 
     def _unlimited_pairs(self, tokens: Number) -> Number:
-        entries = floor_div(tokens, self.rate)
-        return self.rate * exact_div(entries * (entries - 1), 2) + entries * (tokens - self.rate * entries + 1)
+        entries = floor_div(tokens, self.tokens_per_entry)
+        return self.tokens_per_entry * exact_div(entries * (entries - 1), 2) + entries * (
+            tokens - self.tokens_per_entry * entries + 1
+        )
 
     def pairs(self, run_config: RunConfig) -> Number:
         past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs != "full":
             return self.visible_pairs(past_tokens + new_tokens) - self.visible_pairs(past_tokens)
-        entry_count = floor_div(past_tokens + new_tokens, self.rate)
+        entry_count = floor_div(past_tokens + new_tokens, self.tokens_per_entry)
         return new_tokens * (
-            minimum(entry_count, self.chosen)
-            if self.chosen is not None and run_config.phase == "decode"
+            minimum(entry_count, self.chosen_entries)
+            if self.chosen_entries is not None and run_config.phase == "decode"
             else entry_count
         )
 
@@ -284,7 +289,7 @@ class PairScores(Op):
 
 @frozen(slots=True)
 class EntryCache(Op):
-    """A cache with one entry per `rate` tokens (DeepSeek-V4).
+    """A cache with one entry per `tokens_per_entry` tokens (DeepSeek-V4).
 
     pending_width: elements cached for each token that is not compressed yet.
     """
@@ -292,17 +297,17 @@ class EntryCache(Op):
     effects = CACHE
 
     width: Number
-    rate: Number
+    tokens_per_entry: Number
     pending_width: Number
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
         tokens = run_config.available_rows(self.rows)
-        entry_count = floor_div(tokens, self.rate)
+        entry_count = floor_div(tokens, self.tokens_per_entry)
         return (
             run_config.batch
-            * (entry_count * self.width + (tokens - entry_count * self.rate) * self.pending_width)
+            * (entry_count * self.width + (tokens - entry_count * self.tokens_per_entry) * self.pending_width)
             * kv_bits
         )
 

@@ -21,7 +21,7 @@ SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", 
 """The settings of a layout by which counts of one rank differ."""
 
 RANK = DeclaredSetting(
-    "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", least=0)
+    "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", minimum=0)
 )
 
 
@@ -63,10 +63,12 @@ class RankRequest:
         with suggest_nearest_layouts(spec, layout_request):
             layout = layout_request.layout()
             if self.rank is None:
-                choice_reason = f"the first rank that {cost_verb} the most" if layout.world > 1 else ""
+                choice_reason = f"the first rank that {cost_verb} the most" if layout.world_size > 1 else ""
                 return SelectedRank(heaviest_rank(spec, layout, rank_cost), choice_reason)
-            if self.rank >= layout.world:
-                raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
+            if self.rank >= layout.world_size:
+                raise InputError(
+                    f"--rank {self.rank}: expected a number below {layout.world_size:,}, the number of devices"
+                )
             model = rank_model(spec, layout, self.rank)
             model.tree()
             return SelectedRank(model, "")

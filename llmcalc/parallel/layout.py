@@ -124,7 +124,7 @@ class Layout:
             )
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """The number of devices (ranks) of the layout."""
         return self.tp * self.cp * self.pp * self.dp
 
@@ -179,7 +179,7 @@ class Layout:
     def data(self) -> dict[str, object]:
         """Returns the layout as a JSON object."""
         field_values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"world": self.world, **field_values, "etp": self.expert_tp}
+        return {"world": self.world_size, **field_values, "etp": self.expert_tp}
 
     def options(self) -> str:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""

@@ -44,18 +44,18 @@ class LayoutRequest:
             "Devices: tp · cp · pp · dp. Of devices that are given, --dp is what is left.",
             "Layout",
             spellings=("--world-size", "--gpus", "--num-gpus"),
-            most=MAX_DEVICES,
-            common=True,
+            maximum=MAX_DEVICES,
+            is_common=True,
         ),
     ] = None
     tp: Annotated[
-        int | None, Setting("Ranks that divide heads and widths. The vocabulary too.", "Layout", "1", common=True)
+        int | None, Setting("Ranks that divide heads and widths. The vocabulary too.", "Layout", "1", is_common=True)
     ] = None
     sequence_parallel: Annotated[
         bool | None,
         Setting("With --tp: what lies between the products is divided by tokens.", "Layout", phases=TRAINING),
     ] = None
-    pp: Annotated[int | None, Setting("Stages of a pipeline.", "Layout", "1", common=True)] = None
+    pp: Annotated[int | None, Setting("Stages of a pipeline.", "Layout", "1", is_common=True)] = None
     vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1", TRAINING)] = (
         None
     )
@@ -82,9 +82,9 @@ class LayoutRequest:
             TRAINING,
         ),
     ] = None
-    dp: Annotated[int | None, Setting("Replicas. Each has micro-batches of its own.", "Layout", "1", common=True)] = (
-        None
-    )
+    dp: Annotated[
+        int | None, Setting("Replicas. Each has micro-batches of its own.", "Layout", "1", is_common=True)
+    ] = None
     zero: Annotated[
         int | None,
         Setting(
@@ -93,7 +93,7 @@ class LayoutRequest:
             "none",
             TRAINING,
             metavar="1|2|3",
-            common=True,
+            is_common=True,
         ),
     ] = None
     fsdp: Annotated[
@@ -103,7 +103,7 @@ class LayoutRequest:
             "Layout",
             "",
             TRAINING,
-            common=True,
+            is_common=True,
         ),
     ] = None
     hsdp_replicas: Annotated[
@@ -125,23 +125,23 @@ class LayoutRequest:
             "Layout",
             "as the framework does",
             TRAINING,
-            off="--no-reshard",
+            negative_option="--no-reshard",
         ),
     ] = None
     prefetch: Annotated[
         int | None,
-        Setting("Layers to all-gather ahead.", "Layout", "the framework's prefetch depth", TRAINING, least=0),
+        Setting("Layers to all-gather ahead.", "Layout", "the framework's prefetch depth", TRAINING, minimum=0),
     ] = None
     ep: Annotated[
         int | None,
         Setting(
-            "Ranks that divide the experts. They are among those of --dp, --cp and --tp.", "Layout", "1", common=True
+            "Ranks that divide the experts. They are among those of --dp, --cp and --tp.", "Layout", "1", is_common=True
         ),
     ] = None
     etp: Annotated[int | None, Setting("Ranks that divide each expert.", "Layout", "as many as --tp")] = None
     framework: Annotated[
         str | None,
-        Setting("Whose kernels and buffers.", "Layout", metavar="NAME", common=True),
+        Setting("Whose kernels and buffers.", "Layout", metavar="NAME", is_common=True),
     ] = None
     framework_version: Annotated[
         str | None,

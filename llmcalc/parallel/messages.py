@@ -358,7 +358,9 @@ def _embedding_messages(
             and stage_chunk.program.tables
         ):
             embedding_table = next(iter(stage_chunk.program.tables.values()))
-            table_elements = embedding_table.ins[0].size * stage_chunk.program.element_count(embedding_table.out)
+            table_elements = embedding_table.input_axes[0].size * stage_chunk.program.element_count(
+                embedding_table.output_axes
+            )
             yield Message(
                 "embedding", 2, "all_reduce", table_elements * gradients.gradient_element_bytes(element_bytes), 1
             )

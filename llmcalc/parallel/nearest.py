@@ -84,7 +84,7 @@ def _is_accepted_layout(layout: Layout, check_layout: Callable[[Layout], object]
 
 def _options_text(layout: Layout, stated_devices: int | None) -> str:
     """Returns the options of a layout as text, with `--devices` if the layout has another number than stated."""
-    devices_text = "" if stated_devices in (None, layout.world) else f"--devices {layout.world} "
+    devices_text = "" if stated_devices in (None, layout.world_size) else f"--devices {layout.world_size} "
     return f"{devices_text}{layout.options()}".strip() or "one device"
 
 
@@ -241,7 +241,7 @@ def _layout_distance(
     elif layout.expert_tp != layout.tp:
         layout_distance += UNEVEN
     if layout_request.devices is not None:
-        layout_distance += GIVEN * abs(log2(layout.world / layout_request.devices))
+        layout_distance += GIVEN * abs(log2(layout.world_size / layout_request.devices))
     return layout_distance
 
 

@@ -151,7 +151,7 @@ class PlacementTracker:
             if isinstance(program_item, AlternativeBranches):
                 self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
-            item_attributes = program_item.about
+            item_attributes = program_item.node_fields
             if item_attributes.get("role") in NEVER_RUN or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.include
             ):
@@ -198,7 +198,7 @@ class PlacementTracker:
                 "--recompute none or full"
             )
         message_end_index = len(self.messages) if recompute.reentrant else self.last_saved
-        layer_indices, layer_repeats = layer.about["indices"], layer.about["repeat"]
+        layer_indices, layer_repeats = layer.node_fields["indices"], layer.node_fields["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message_index:message_end_index]:
             if not message.is_backward:
@@ -270,21 +270,23 @@ class PlacementTracker:
 
     def _run_step(self, operation: Step) -> None:
         """Places the outputs of an operation, and adds the operation's messages."""
-        if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.outs:
+        if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.output_values:
             return
-        output, weight = operation.outs[0], operation.weight
+        output, weight = operation.output_values[0], operation.weight
         is_output_divided = is_divided(output.axes)
         # a table has no input
-        input_axes = operation.ins[0].axes if operation.ins else () if weight is None else weight.ins
+        input_axes = (
+            operation.input_values[0].axes if operation.input_values else () if weight is None else weight.input_axes
+        )
         has_weight_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
         splits_channels = operation.verb == "conv" and is_output_divided
         if has_weight_product and is_divided(input_axes) and not splits_channels:
             self.placements[id(output.storage)] = "partial"
         elif is_output_divided:
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 self._gather_whole_value(recorded_value, "etp" if operation.verb == "experts" else "tp")
         else:
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 self._reduce_partial_sum(recorded_value)
             self._inherit_placement(operation)
         if (
@@ -299,7 +301,7 @@ class PlacementTracker:
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
         if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
-            tokens = operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
+            tokens = operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
             token_ranks = self.layout.tp if self.default_placement == "rows" else 1  # each rank sends its own tokens
             for is_backward in (False, True):
                 self._add_message("all_to_all", tokens, "ep", is_backward, exact_div(tokens.width, token_ranks))
@@ -316,9 +318,11 @@ class PlacementTracker:
         if vector_widths is not None:
             for is_backward in (False, True):
                 for vector_width in vector_widths:
-                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", is_backward, vector_width)
+                    self._add_message(
+                        "all_to_all", Value(operation.input_values[0].rows, ()), "cp", is_backward, vector_width
+                    )
             return
-        q, k, v = operation.ins[:3] if operation.verb == "attention" else (None, None, None)
+        q, k, v = operation.input_values[:3] if operation.verb == "attention" else (None, None, None)
         if (
             q is None
             or k is None
@@ -338,7 +342,7 @@ class PlacementTracker:
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         first_message_index = len(self.messages)
         if exchange_kind == "a2a":
-            output_width = operation.outs[0].width
+            output_width = operation.output_values[0].width
             for is_backward in (False, True):
                 for vector_width in (q.width, key_width, value_width, output_width):
                     self._add_message("all_to_all", row_value, "cp", is_backward, vector_width)
@@ -366,9 +370,9 @@ class PlacementTracker:
         steps and the output (core/ssm/mamba_context_parallel.py).
         """
         if operation.verb == "conv":
-            return [operation.ins[0].width]
+            return [operation.input_values[0].width]
         if type(operation.op).__name__ == "ChunkedScan":
-            return [operation.outs[0].width, operation.ins[1].width, operation.outs[0].width]
+            return [operation.output_values[0].width, operation.input_values[1].width, operation.output_values[0].width]
         return [] if operation.verb == "state" else None
 
     def _inherit_placement(self, operation: Step) -> None:
@@ -376,12 +380,14 @@ class PlacementTracker:
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
-        row_values = [recorded_value for recorded_value in operation.ins if self.placement(recorded_value) == "rows"]
+        row_values = [
+            recorded_value for recorded_value in operation.input_values if self.placement(recorded_value) == "rows"
+        ]
         if row_values and not self.has_gradient:
             for recorded_value in row_values:
                 self._gather_whole_value(recorded_value)
             row_values = []
-        if row_values and operation.ins[0].rows is SEQUENCES:
+        if row_values and operation.input_values[0].rows is SEQUENCES:
             for (
                 recorded_value
             ) in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
@@ -392,8 +398,10 @@ class PlacementTracker:
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
-        if operation.ins and not all(is_divided(recorded_value.axes) for recorded_value in operation.ins):
-            for output in operation.outs:
+        if operation.input_values and not all(
+            is_divided(recorded_value.axes) for recorded_value in operation.input_values
+        ):
+            for output in operation.output_values:
                 self.placements[id(output.storage)] = "rows" if row_values else "whole"
 
 

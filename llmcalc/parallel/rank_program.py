@@ -213,8 +213,11 @@ class RankFlow(Flow):
         """Whether all ranks of a tensor-parallel group have equally long parts."""
         divided_axes: set[Axis] = set()
         for operation in self.root.steps():
-            weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
-            for shape in (*weight, *(recorded_value.axes for recorded_value in (*operation.ins, *operation.outs))):
+            weight = () if operation.weight is None else (operation.weight.output_axes, operation.weight.input_axes)
+            for shape in (
+                *weight,
+                *(recorded_value.axes for recorded_value in (*operation.input_values, *operation.output_values)),
+            ):
                 divided_axes.update(axes_with_concatenated_parts(shape))
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
@@ -228,7 +231,7 @@ class RankFlow(Flow):
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.part_on_rank, argument))
         if isinstance(argument, Weight):
-            argument.out = tuple(map(self.part_on_rank, argument.out))
+            argument.output_axes = tuple(map(self.part_on_rank, argument.output_axes))
         return argument
 
     @contextmanager
@@ -296,7 +299,7 @@ class RankFlow(Flow):
             options["weight"] = weight = self._stage_copy(undivided_weight)
             # the stage's head is a matrix of its own, transposed
             if weight is not undivided_weight and not weight.is_counted:
-                weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
+                weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -309,9 +312,11 @@ class RankFlow(Flow):
         """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
         table_scope = self.root.items[-1]
         scope_attributes = (
-            {} if isinstance(table_scope, AlternativeBranches) else {"optional": table_scope.about.get("optional", "")}
+            {}
+            if isinstance(table_scope, AlternativeBranches)
+            else {"optional": table_scope.node_fields.get("optional", "")}
         )
-        op = ops.Embedding(table_weight.ins[0].size, self.element_count(table_weight.out))
+        op = ops.Embedding(table_weight.input_axes[0].size, self.element_count(table_weight.output_axes))
         self.root.items.insert(
             -1,
             Step(
@@ -341,7 +346,7 @@ class RankFlow(Flow):
         if self.stage is None or self.stage.has_embedding or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
-            self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
+            self.tables[id(weight)] = Weight(weight.name, weight.output_axes, weight.input_axes)
         return self.tables[id(weight)]
 
     def experts(
@@ -393,7 +398,7 @@ class RankFlow(Flow):
         tower_scopes = [
             scope_item
             for scope_item in items_after_layers
-            if isinstance(scope_item, ModuleScope) and scope_item.about.get("optional") == TOWERS.name
+            if isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("optional") == TOWERS.name
         ]
         items_before_layers = (
             [*items_before_layers, *tower_scopes]
@@ -412,7 +417,7 @@ class RankFlow(Flow):
             id(scope.first_layer_output) for scope in self.root.scopes() if scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(includes_idle=False):
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 if (
                     id(recorded_value.storage) not in computed_storage_ids
                     and not recorded_value.storage.is_constant
@@ -423,7 +428,7 @@ class RankFlow(Flow):
                         f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage "
                         "computes, which is not modelled; expected --pp 1"
                     )
-            computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.outs}
+            computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.output_values}
 
 
 WITH_AXES = (
@@ -487,14 +492,14 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     Ranks that do not divide an encoder of images or audio have it whole.
     """
     program_root = spec.shared_program.root
-    encoder_scopes = [scope for scope in program_root.scopes() if scope.about.get("optional") == TOWERS.name]
+    encoder_scopes = [scope for scope in program_root.scopes() if scope.node_fields.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoder_scopes for operation in module_scope.steps()}
     operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
             axis
             for operation in operations
-            for recorded_value in operation.outs
+            for recorded_value in operation.output_values
             for axis in axes_with_concatenated_parts(recorded_value.axes)
         )
     )
@@ -509,7 +514,7 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
             continue
         source_values = [
             recorded_value if recorded_value.unrepeated is None else recorded_value.unrepeated
-            for recorded_value in operation.ins[:2]
+            for recorded_value in operation.input_values[:2]
         ]
         head_counts = [
             axis.size

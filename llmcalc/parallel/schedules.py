@@ -399,7 +399,7 @@ class Timetable:
         return sum(span.end_time - span.start_time for span in action_spans if not span.action.is_overlapped)
 
     @property
-    def idle(self) -> float:
+    def idle_time(self) -> float:
         """Returns the average time during which a rank waits."""
         ranks = self.pipeline.ranks
         return self.time - sum(self.busy_time(rank) for rank in range(ranks)) / ranks
@@ -407,7 +407,7 @@ class Timetable:
     @property
     def bubble(self) -> float:
         """Returns the fraction of the step during which ranks are idle."""
-        return self.idle / self.time
+        return self.idle_time / self.time
 
     @property
     def message_count(self) -> int:

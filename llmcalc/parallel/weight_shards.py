@@ -71,7 +71,7 @@ def _weight_shards(
                 expert_groups,
             )
             continue
-        item_attributes = scope_item.about
+        item_attributes = scope_item.node_fields
         optional_part = item_attributes.get("optional")
         if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_part_names):
             continue
@@ -90,7 +90,7 @@ def _weight_shards(
             expert = expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
             is_head_norm = (
                 scope_item.verb == "norm"
-                and is_divided(scope_item.ins[0].axes)
+                and is_divided(scope_item.input_values[0].axes)
                 and not is_divided(scope_item.options["over"])
             )
             for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]

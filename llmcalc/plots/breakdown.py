@@ -48,7 +48,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
-    return [(key, seconds) for key, seconds in timed_run.parts.items() if seconds and key != "layer waits"]
+    return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
@@ -88,9 +88,12 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
             0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[time_bound], height=HEIGHT
         )
         bar_start += seconds
-    low_end, high_end = float(timed_run.range.low) / seconds_per_unit, float(timed_run.range.high) / seconds_per_unit
+    low_end, high_end = (
+        float(timed_run.time_range.low) / seconds_per_unit,
+        float(timed_run.time_range.high) / seconds_per_unit,
+    )
     ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high_end, 0, f"  {range_ends_text(timed_run.range, ' to ')} {time_unit}", va="center", color=INK)
+    ax.text(high_end, 0, f"  {range_ends_text(timed_run.time_range, ' to ')} {time_unit}", va="center", color=INK)
     bar_start = 0.0
     for row_index, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)

@@ -86,8 +86,8 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
 
     Returns points along both, in data coordinates.
     """
-    device, product_format = timed_run.device, timed_run.formats.product_format
-    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
+    device, product_format = timed_run.device, timed_run.number_formats.product_format
+    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.number_formats, timed_run.passes[0].rank_pass)
     ridge_intensity = timed_run.peak / device.memory_bandwidth
     intensity_range = (min(0.5 * min(intensities), ridge_intensity / 4), max(4 * max(intensities), 4 * ridge_intensity))
     sampled_intensities = [
@@ -120,7 +120,7 @@ SAMPLES = 200
 
 
 def _roof_text(timed_run: TimedRun, ridge: float) -> str:
-    product_format = timed_run.device.format_of(timed_run.formats.product_format)
+    product_format = timed_run.device.format_of(timed_run.number_formats.product_format)
     peak_rate, bandwidth = timed_run.peak / 1e12, timed_run.device.memory_bandwidth / 1e12
     return (
         f"{peak_rate:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"

@@ -53,7 +53,10 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
     pareto_indices = list(dict.fromkeys(server_index for server_index, _ in pareto_servers))
     colours = dict(zip(pareto_indices, SERIES, strict=False))
     for server_index, server_curve in enumerate(studied_servers.curves):
-        x, y = _tpot_milliseconds(server_curve), [load_point.per_device for load_point in server_curve]
+        x, y = (
+            _tpot_milliseconds(server_curve),
+            [load_point.tokens_per_second_per_device for load_point in server_curve],
+        )
         if server_index in colours:
             server_label = escape_label(layout_text(studied_servers.servers[server_index]))
             ax.plot(
@@ -64,7 +67,7 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
     pareto_points = [load_point for _, load_point in pareto_servers]
     ax.plot(
         _tpot_milliseconds(pareto_points),
-        [load_point.per_device for load_point in pareto_points],
+        [load_point.tokens_per_second_per_device for load_point in pareto_points],
         color=INK,
         linewidth=5,
         alpha=0.18,
@@ -96,12 +99,18 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
         for tpot_seconds in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
     )
     ax.plot(
-        [low_ms, high_ms], [chosen_point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4
+        [low_ms, high_ms],
+        [chosen_point.tokens_per_second_per_device] * 2,
+        color=INK,
+        linewidth=1,
+        marker="|",
+        markersize=8,
+        zorder=4,
     )
     label = f"chosen: {users_text(chosen_point.concurrency)} users, with its range"
     ax.plot(
         [estimate_ms],
-        [chosen_point.per_device],
+        [chosen_point.tokens_per_second_per_device],
         color=INK,
         marker="*",
         markersize=12,

@@ -71,7 +71,7 @@ def _draw_curves(
             label=escape_label(model_name),
         )
         target_points = [
-            (x, y) for x, y, shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True) if shape.target
+            (x, y) for x, y, shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True) if shape.is_target
         ]
         for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)

@@ -90,13 +90,13 @@ def _training_cost(
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
         layout_plan = fastest_plan(run_question, time_options, batch)
-        seconds = layout_plan.range(layout_plan.plan.feasible[0])
+        seconds = layout_plan.step_time_range(layout_plan.ranked_layouts.feasible[0])
         assert seconds is not None
-        assert layout_plan.times is not None
+        assert layout_plan.training_times is not None
         step_seconds = seconds.amount
         time_estimate = {
-            "range": seconds,
-            "stack_title": layout_plan.times.stack.title,
+            "time_range": seconds,
+            "stack_title": layout_plan.training_times.stack.title,
             "plan": layout_plan,
             "added_options": " ".join(added_options(run_question, layout_plan).values())
             if run_question.layout.has_all_sizes
@@ -190,7 +190,7 @@ def _serving_cost(
     return RunCost(
         cost,
         requests=options.requests,
-        range=load_point.tpot,
+        time_range=load_point.tpot,
         stack_title=server_study.stack.title,
         server=chosen_server,
         load_point=load_point,

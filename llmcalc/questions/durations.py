@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 
 DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*([uµ]s|ms|s|min|h)?")
 """As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
@@ -27,7 +27,7 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
     )
     seconds = 0.0 if duration_match is None else float(duration_match[1]) * DURATION_UNITS[duration_match[2] or "s"]
     if not 0 < seconds < LONGEST:
-        raise InputError(f"{option_name}: {shown(duration_text)}; expected a duration such as 8.1s, 35ms or 12min")
+        raise InputError(f"{option_name}: {short_repr(duration_text)}; expected a duration such as 8.1s, 35ms or 12min")
     if duration_match is not None and duration_match[2] is None and seconds > largest_unitless_seconds:
         number_text = duration_match[1]
         raise InputError(

@@ -32,7 +32,7 @@ def decoded_token_time(
     layout, settings = engine_memory.layout, engine_memory.settings
     cache_word = str(settings.get(engine.field_of_option("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in field for field in settings)
-    if not layout_option.serves or layout is None or cache_word not in TIMED_CACHES or is_untimed:
+    if not layout_option.serves_all_users or layout is None or cache_word not in TIMED_CACHES or is_untimed:
         return None
     if layout.dp > 1 and layout.ep > 1:
         return None

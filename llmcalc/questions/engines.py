@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..algebra import ceil_div
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
 from ..frameworks.engines.engine_use import EngineOption, EngineUse
 from ..frameworks.engines.flags import read_flag_values
@@ -67,7 +67,7 @@ class EngineQuestion:
         try:
             yield
         except InputError as error:
-            if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
+            if self.launch is None or str(error).startswith((self.launch.name_in_errors, "--hardware")):
                 raise
             is_size_error = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
             size_remark = self.preset.remark_on_sizes(self.launch.target) if is_size_error else ""
@@ -175,7 +175,7 @@ def engine_questions(
     questions = []
     for server in launched_servers:
         overridden_flags = {
-            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.values.get(flag_name))
+            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.flag_values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
         }
         name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
@@ -184,12 +184,14 @@ def engine_questions(
             EngineQuestion(
                 preset,
                 tuple(engine_names) or (name_and_version,),
-                {**server.values, **flag_values},
+                {**server.flag_values, **flag_values},
                 hardware or server.hardware or None,
                 quantize or quantization_scheme,
                 has_sizes_of_name=quantization_scheme is not None and target in (None, ""),
                 launch=replace(
-                    server, overridden=overridden_flags, notes=(*server.notes, *_notes_on_model_name(preset, server))
+                    server,
+                    option_overrides=overridden_flags,
+                    notes=(*server.notes, *_notes_on_model_name(preset, server)),
                 ),
             )
         )
@@ -220,7 +222,7 @@ def _model_of_server(
     preset, quantization_scheme = preset_and_scheme
     preset, quantization_scheme, formats = preset_in_named_format(server.target, preset, quantization_scheme)
     model_name_note = (
-        f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
+        f"the model of {server.location}, {short_repr(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {formats}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
@@ -237,7 +239,7 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
     if quantization_scheme is None:
         return preset, None
-    target_origin = f"{shown(server.target)} of {server.location}"
+    target_origin = f"{short_repr(server.target)} of {server.location}"
     note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
     return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 
@@ -328,7 +330,9 @@ def ask_engine_fit(
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
+    options.sort(
+        key=lambda option: (not option.serves_all_users, option.memory.devices, option.hardware.capacity_bytes)
+    )
     best_option, flag_changes = options[0], tuple[FlagChange, ...]()
     hardware, engine_memory = best_option.hardware, best_option.memory
     if named_hardware is not None:
@@ -350,7 +354,7 @@ def ask_engine_fit(
         ]
         return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
-    return ReportedAnswer(options, report, best_option.serves)
+    return ReportedAnswer(options, report, best_option.serves_all_users)
 
 
 def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
@@ -383,7 +387,7 @@ def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
     length_field = engine.field_of_option("--seq")
-    if length_field not in server.overridden:
+    if length_field not in server.option_overrides:
         engine_flags.pop(length_field, None)
 
 
@@ -416,12 +420,12 @@ def _fewest_devices(
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
         options = []
         for layout_flags, engine_memory in layouts_of_number:
-            serves = engine_memory.has_room_for(users)
-            options.append(EngineOption(hardware, layout_flags, engine_memory, serves))
-            if serves and not engine.shows_alternatives:
+            serves_all_users = engine_memory.has_room_for(users)
+            options.append(EngineOption(hardware, layout_flags, engine_memory, serves_all_users))
+            if serves_all_users and not engine.shows_alternatives:
                 return options[-1:]
-        serving_options = [option for option in options if option.serves]
-        if serving_options and (options[0].serves or devices is None):
+        serving_options = [option for option in options if option.serves_all_users]
+        if serving_options and (options[0].serves_all_users or devices is None):
             return serving_options
         tried_options += options
         last_serving_options = serving_options or last_serving_options

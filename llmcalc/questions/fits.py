@@ -158,7 +158,7 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     return ReportedAnswer(
         serving_answer,
         lambda: serving_report(run_question.preset, serving_answer),
-        serving_answer.best.fit.verdict != "no",
+        serving_answer.best_replica.fit.verdict != "no",
     )
 
 

@@ -62,7 +62,7 @@ def launched_bytes(
     if parsed_log.kind == "oom":
         computed_bytes |= {"allocated": device.peak_bytes, "process": device.device_bytes}
         verdict = _memory_verdict(parsed_log, device.device_bytes, device.peak_bytes)
-    run_name = "the run" if launched_question.launch is None else launched_question.launch.where
+    run_name = "the run" if launched_question.launch is None else launched_question.launch.name_in_errors
     notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
 

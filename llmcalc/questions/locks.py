@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..reports.answer import ReportedAnswer
 from ..sources.names import STDIN
 from ..sources.preset import Preset, name_in_errors
@@ -82,15 +82,15 @@ def read_lock_file(file: Path) -> LockFile:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
     lock_models, version = lock_document.get("models"), lock_document.get("llmcalc")
     if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MOST_MODELS:
-        raise InputError(f"{file}: models: {shown(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
+        raise InputError(f"{file}: models: {short_repr(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
     if not isinstance(version, str):
-        raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
+        raise InputError(f"{file}: llmcalc: {short_repr(version)}; expected the version that wrote the file, in text")
     lock_entries: dict[str, dict[str, Any]] = {}
     for entry_number, lock_entry in enumerate(lock_models):
         entry_target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
         if not isinstance(entry_target, str) or entry_target in lock_entries:
             raise InputError(
-                f"{file}: models[{entry_number}].target: {shown(entry_target)}; expected a name or path, each once"
+                f"{file}: models[{entry_number}].target: {short_repr(entry_target)}; expected a name or path, each once"
             )
         lock_entries[entry_target] = lock_entry
     return LockFile(version, lock_entries)

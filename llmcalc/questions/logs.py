@@ -62,13 +62,14 @@ class LogQuestion:
 class _LoggedRun:
     """The run in a log: model, accelerator and flags.
 
-    missing, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the log's
+    missing_inputs, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the
+        log's
     model states, if that is the name of a quantized checkpoint.
     """
 
-    reading: ParsedLog
+    parsed_log: ParsedLog
     question: LogQuestion
-    missing: list[str] = field(default_factory=list)
+    missing_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scheme_in_name: str = ""
 
@@ -78,21 +79,21 @@ class _LoggedRun:
             return self.question.run.preset
         if self.question.preset is not None:
             return self.question.preset
-        preset = known_model(self.reading.model)
-        if preset is None and (known_preset := known_checkpoint(self.reading.model)) is not None:
-            preset, self.scheme_in_name, formats = preset_in_named_format(self.reading.model, *known_preset)
+        preset = known_model(self.parsed_log.model)
+        if preset is None and (known_preset := known_checkpoint(self.parsed_log.model)) is not None:
+            preset, self.scheme_in_name, formats = preset_in_named_format(self.parsed_log.model, *known_preset)
             self.notes.append(
-                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {formats}, which a TARGET or "
-                "--quantize replaces"
+                f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {formats}, which a TARGET "
+                "or --quantize replaces"
             )
-        needs_model = self.reading.program in FOLDERS or any(
-            log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.reading.terms
+        needs_model = self.parsed_log.program in FOLDERS or any(
+            log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
         )
         if preset is None and needs_model:
             place_in_error = (
-                f"the log names {one_line(self.reading.model)}" if self.reading.model else "the log names none"
+                f"the log names {one_line(self.parsed_log.model)}" if self.parsed_log.model else "the log names none"
             )
-            self.missing.append(f"the model: {place_in_error}; expected TARGET too")
+            self.missing_inputs.append(f"the model: {place_in_error}; expected TARGET too")
         return preset
 
     def hardware(self) -> Hardware | None:
@@ -100,19 +101,19 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total_bytes, hardware_name = self.reading.total_bytes, self.question.hardware
+        total_bytes, hardware_name = self.parsed_log.total_bytes, self.question.hardware
         if total_bytes is not None and total_bytes < 0:
             raise InputError(
                 f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
             )
-        hardware = find_hardware(hardware_name) if hardware_name else _named_hardware(self.reading.device)
+        hardware = find_hardware(hardware_name) if hardware_name else _named_hardware(self.parsed_log.device)
         if hardware is None and total_bytes and total_bytes >= 2**20:
             hardware = memory_only_hardware(f"{total_bytes // 2**20}MiB")
             hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
         if hardware is not None and total_bytes:
             return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})
         if hardware is None:
-            self.missing.append(NO_MEMORY)
+            self.missing_inputs.append(NO_MEMORY)
         return hardware
 
 
@@ -182,8 +183,8 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     compared_terms = tuple(
         _term_beside_logged_value(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms
     )
-    if not is_engine_log and log_question.run is None and any(term.computed is None for term in compared_terms):
-        logged_run.missing.append(
+    if not is_engine_log and log_question.run is None and any(term.computed_value is None for term in compared_terms):
+        logged_run.missing_inputs.append(
             f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
             "file that starts it"
         )
@@ -198,7 +199,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         version,
         wrong_term,
         suggested_flag,
-        tuple(logged_run.missing),
+        tuple(logged_run.missing_inputs),
         tuple(dict.fromkeys(logged_run.notes)),
     )
 
@@ -210,7 +211,7 @@ def _computed_bytes_of_engine(
 
     hardware: the accelerator; None for an unknown one, on which only what does not depend on it is returned.
     """
-    parsed_log = logged_run.reading
+    parsed_log = logged_run.parsed_log
     computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
     computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
     if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
@@ -220,8 +221,8 @@ def _computed_bytes_of_engine(
     if whole_cache:  # an excerpt prints the cache of all devices
         computed_bytes["kv_buffer", ""] = whole_cache
     if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
-        if NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
-            logged_run.missing.remove(NO_MEMORY)
+        if NO_MEMORY in logged_run.missing_inputs:  # layers lie where the log says, whatever memory the devices have
+            logged_run.missing_inputs.remove(NO_MEMORY)
     elif hardware is None:
         known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
         computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
@@ -239,7 +240,7 @@ def _engine_run(
 
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
-    parsed_log = logged_run.reading
+    parsed_log = logged_run.parsed_log
     engine_name = logged_run.question.engine or parsed_log.program + (
         f"=={parsed_log.version}" if parsed_log.version else ""
     )
@@ -268,7 +269,7 @@ def _engine_run(
         try:
             engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         except InputError as second:
-            logged_run.missing.append(str(second))
+            logged_run.missing_inputs.append(str(second))
             return version, None, ""
     if engine.budgets_free_memory and parsed_log.free_bytes is not None:
         engine_flags[RECEIPT_FIELD] = LoggedSizes(
@@ -389,9 +390,11 @@ def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool
     """Whether a log without a budget has as many bytes per token of its cache as are computed."""
     terms = {compared_term.term.name: compared_term for compared_term in compared_terms}
     cache, tokens = terms.get("kv_cache"), terms.get("kv_tokens")
-    if "budget" in terms or cache is None or tokens is None or not (cache.computed and tokens.computed):
+    if "budget" in terms or cache is None or tokens is None or not (cache.computed_value and tokens.computed_value):
         return False
-    return math.isclose(cache.term.value * tokens.computed, cache.computed * tokens.term.value, rel_tol=0.001)
+    return math.isclose(
+        cache.term.value * tokens.computed_value, cache.computed_value * tokens.term.value, rel_tol=0.001
+    )
 
 
 def _wrong_term_and_flag(
@@ -409,13 +412,13 @@ def _wrong_term_and_flag(
         return "", ""
     most_different_term = max(
         failing_terms,
-        key=lambda compared_term: abs((compared_term.computed or 0) - compared_term.term.value),
+        key=lambda compared_term: abs((compared_term.computed_value or 0) - compared_term.term.value),
         default=None,
     )
     wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
     if parsed_log.note and not suggested_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
-    if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed:
+    if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed_value:
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
     engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in FOLDERS else {}
     logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..device_memory.settings import Settings
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..parallel.layout_request import LayoutRequest
 from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
@@ -82,11 +82,11 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
-                raise InputError(f"{path}: column {shown(column_name)} is there twice; expected one")
+                raise InputError(f"{path}: column {short_repr(column_name)} is there twice; expected one")
             if column_name not in columns:
                 raise InputError(
-                    f"{path}: column {shown(column_name)} is no option of time; expected seconds, and options such as "
-                    f"phase, users, seq and tp.{suggest(str(column_name), columns)}"
+                    f"{path}: column {short_repr(column_name)} is no option of time; expected seconds, and options "
+                    f"such as phase, users, seq and tp.{suggest(str(column_name), columns)}"
                 )
         if "seconds" not in csv_reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
@@ -172,7 +172,7 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
     for setting_name, setting in declarations_of(settings_class).items():
         if setting_name in row_cells:
             cell_value: Any = row_cells[setting_name]
-            setting_values[setting_name] = setting.checked(
+            setting_values[setting_name] = setting.checked_value(
                 cell_value.lower() == "true" if setting.kind is bool else cell_value
             )
     return setting_values
@@ -180,7 +180,7 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
 
 def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     option_values = {
-        field: declarations_of(TimeOptions)[field].checked(row_cells[field])
+        field: declarations_of(TimeOptions)[field].checked_value(row_cells[field])
         for field in TIME_COLUMNS
         if field in row_cells
     }

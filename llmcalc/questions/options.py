@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..units import parse_count
 from ..workload.setting import Setting
@@ -39,7 +39,7 @@ def parse_nic(option_name: str, gigabytes: Any) -> float:
     number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
     bandwidth = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
     if not 0 < bandwidth <= MAX_NIC:
-        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
+        raise InputError(f"{option_name}: {short_repr(gigabytes)}; expected GB/s of a device's network, such as 50")
     return bandwidth * 1e9
 
 
@@ -49,7 +49,9 @@ def parse_positive(option_name: str, option_value: Any, example_value: str) -> f
     text_match = re.fullmatch(number_pattern, str(option_value).strip())
     number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
     if not 0 < number <= MOST_MONEY:
-        raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example_value}")
+        raise InputError(
+            f"{option_name}: {short_repr(option_value)}; expected a number above 0, such as {example_value}"
+        )
     return number
 
 
@@ -70,7 +72,7 @@ def parse_share(option_name: str, option_value: Any) -> float:
     """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
     text_match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(option_value).strip())
     if text_match is None or isinstance(option_value, bool):
-        raise InputError(f"{option_name}: {shown(option_value)}; expected a share from 0 to below 1, such as 0.5")
+        raise InputError(f"{option_name}: {short_repr(option_value)}; expected a share from 0 to below 1, such as 0.5")
     return float(text_match[0])
 
 
@@ -82,8 +84,8 @@ def parse_acceptance(option_name: str, option_value: Any) -> float:
     text_match = re.fullmatch(r"[0-9]{0,2}(\.[0-9]{1,9})?", str(option_value).strip())
     if text_match is None or not text_match[0] or isinstance(option_value, bool) or float(text_match[0]) == 1:
         raise InputError(
-            f"{option_name}: {shown(option_value)}; expected a chance below 1, such as 0.7, or the tokens of a step "
-            "above 1, such as 2.8"
+            f"{option_name}: {short_repr(option_value)}; expected a chance below 1, such as 0.7, or the tokens of a "
+            "step above 1, such as 2.8"
         )
     return float(text_match[0])
 
@@ -92,7 +94,7 @@ def _parse_count(option_name: str, option_value: Any) -> int:
     return parse_count(str(option_value), option_name)
 
 
-listed = partial(Setting, common=True)
+listed = partial(Setting, is_common=True)
 """A setting that `--help` lists."""
 
 InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.")]
@@ -172,14 +174,14 @@ class TimeOptions:
         int | None,
         listed("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
     ] = None
-    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", least=0)] = None
+    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", minimum=0)] = None
     server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
     stack: Stack = None
     overlap: Overlap = None
     nic: NicRate = None
     calibrate: Calibrate = None
     by_node: Annotated[
-        int | None, listed("List the time by nodes of the model, to this depth.", most=MAX_DEPTH, metavar="DEPTH")
+        int | None, listed("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH")
     ] = None
     measured: Annotated[
         float | None,
@@ -191,7 +193,7 @@ class TimeOptions:
 OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 """Options of time that only mean something in a plan by time."""
 
-size = partial(listed, panel="Layout", most=1024)
+size = partial(listed, panel="Layout", maximum=1024)
 of_load = partial(listed, panel="Inference")
 
 
@@ -265,7 +267,7 @@ class ServeOptions:
         ),
     ] = None
     draft_tokens: Annotated[
-        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", most=64)
+        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", maximum=64)
     ] = None
     disaggregate: Annotated[
         str | None,

@@ -52,7 +52,7 @@ def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[
     for framework_record, refusal_error in run_question.frameworks_for_plans():
         if framework_record.name == framework_name:
             break
-        if refusal_error is not None and framework_record.layouts.divides_weights:
+        if refusal_error is not None and framework_record.layout_rules.divides_weights:
             reason = str(refusal_error).partition(", or whole replicas")[0]
             sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
         elif refusal_error is not None:
@@ -147,12 +147,12 @@ def ask_plan(
     layout_plan = first_fitting_plan(list(layout_plans))
     layout_plan = replace(layout_plan, compared_plans=_compared_plans(run_question, layout_plan, time_settings))
     suggestion = ""
-    if not layout_plan.plan.feasible:
+    if not layout_plan.ranked_layouts.feasible:
         layout_plan = replace(
             layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name)
         )
-    if not layout_plan.plan.feasible and layout_plan.plan.nearest_candidate is None:
-        workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layouts
+    if not layout_plan.ranked_layouts.feasible and layout_plan.ranked_layouts.nearest_candidate is None:
+        workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layout_rules
         batch_sizes = layout_plan.global_batch, int(workload.batch)
         suggestion = nearest_layouts_text(
             preset.model,
@@ -160,7 +160,7 @@ def ask_plan(
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
         )
-        refused_layouts, batch_reasons = layout_plan.plan.refusal_counts, (BATCH, ROUNDS)
+        refused_layouts, batch_reasons = layout_plan.ranked_layouts.refusal_counts, (BATCH, ROUNDS)
         refusals_by_batch = [reason for reason in batch_reasons if reason in refused_layouts]
         if refusals_by_batch and (
             layout_plan.is_batch_assumed or not suggestion or len(refused_layouts) == len(refusals_by_batch)
@@ -168,7 +168,9 @@ def ask_plan(
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
-        layout_plan, lambda: report(preset, layout_plan, suggestion, requested_sizes), bool(layout_plan.plan.feasible)
+        layout_plan,
+        lambda: report(preset, layout_plan, suggestion, requested_sizes),
+        bool(layout_plan.ranked_layouts.feasible),
     )
 
 
@@ -180,13 +182,16 @@ def _compared_plans(
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
-    if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
+    if layout_plan.training_times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
         return ()
     compared_plans = []
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
         if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
             continue
-        if time_settings is not None and time_settings(framework_record).stack == layout_plan.times.settings.stack:
+        if (
+            time_settings is not None
+            and time_settings(framework_record).stack == layout_plan.training_times.settings.stack
+        ):
             continue  # `--stack` names the software of one framework
         run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
@@ -205,5 +210,9 @@ def _compared_plans(
             )
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest_candidate else []
+        compared_plans += (
+            [compared_plan]
+            if compared_plan.ranked_layouts.feasible or compared_plan.ranked_layouts.nearest_candidate
+            else []
+        )
     return tuple(compared_plans)

@@ -14,7 +14,7 @@ from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
@@ -115,7 +115,7 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes
+                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
                 )
                 if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                     continue
@@ -266,7 +266,7 @@ def _training_framework_option(layout: LayoutRequest) -> str:
         return ""
     from ..frameworks.registry import framework
 
-    return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
+    return "" if framework(layout.framework).runs_inference else f"--framework {layout.framework}"
 
 
 def memory_question(
@@ -307,34 +307,35 @@ def memory_question(
         launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
-        raise InputError(f"--phase: {launched_run.where} starts training; remove the option")
+        raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
     for field, option_value in model_options.items() if launched_run.spec is not None else ():
         if option_value:
             raise InputError(
-                f"{option(field)}: {launched_run.where} defines the model that it trains; remove the option"
+                f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
             )
     if launched_run.spec is None:
-        preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
-        model_notes = (note for note in preset.notes if launched_run.where in note)
+        preset = model_of_file(target, launched_run.target, launched_run.name_in_errors, read_model)
+        model_notes = (note for note in preset.notes if launched_run.name_in_errors in note)
         launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
             target is not None
             and is_plain_model_name(launched_run.target)
             and launched_run.target not in (preset.name, *preset.aliases)
         ):
-            replacement_note = f"the model of the file, {shown(launched_run.target)}, is replaced by TARGET"
+            replacement_note = f"the model of the file, {short_repr(launched_run.target)}, is replaced by TARGET"
             launched_run = replace(launched_run, notes=(*launched_run.notes, replacement_note))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    if launched_run.score_labels is not None:
+    if launched_run.score_label_count is not None:
         typed_setting = next((name for name in LOGIT_SETTINGS if name in options), "")
         if typed_setting:
             raise InputError(
-                f"{option(typed_setting)}: {launched_run.where} trains a model without logits; remove the option"
+                f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
+                "remove the option"
             )
-        preset = _with_score_head(preset, launched_run.score_labels)
+        preset = _with_score_head(preset, launched_run.score_label_count)
         launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
@@ -414,11 +415,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
             raise computed_name_error from None
         if known_preset is None:
             raise InputError(
-                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a "
-                "preset, a config.json or a hub id"
+                f"{place_in_error}: its model, {short_repr(model_name)}, cannot be read ({str(error)[:300]}); add "
+                "TARGET, a preset, a config.json or a hub id"
             ) from None
         model_name_note = (
-            f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
+            f"the model of {place_in_error}, {short_repr(model_name)}, is not here; by its name it is the preset "
             f"{known_preset.name}"
         )
         return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})
@@ -451,7 +452,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.published_weights or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_format or preset.dtype not in HALF_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..device_memory.settings import settings_of
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
@@ -114,7 +114,7 @@ def serve_study(
     input_tokens, output_tokens = (
         (options.input, options.output)
         if request_trace is None
-        else (request_trace.mean_input, request_trace.mean_output)
+        else (request_trace.mean_input_tokens, request_trace.mean_output_tokens)
     )
     assert input_tokens is not None
     assert output_tokens is not None
@@ -182,8 +182,8 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(replica_ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that "
-            f"decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO}, or replicas for prompts and replicas "
+            f"that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
@@ -283,6 +283,6 @@ def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str |
     format_words = [format_word.strip() for format_word in str(formats_text)[: LARGEST.bit_length() * 20].split(",")]
     if not all(format_words):
         raise InputError(
-            f"{option_name}: {shown(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
+            f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
         )
     return [None if format_word == AUTO else format_word for format_word in format_words]

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
@@ -89,7 +89,7 @@ def ask_time(
     explanation = None
     if measured_time is not None:
         lines = explain_measured(estimated_run, measured_time)
-        is_in_range = estimated_run.range.low <= measured_time <= estimated_run.range.high
+        is_in_range = estimated_run.time_range.low <= measured_time <= estimated_run.time_range.high
         if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:
             lines.insert(0, f"{ASSUMED_PHASES[estimated_run.phase]} is assumed: a training step has --phase training")
         explanation = measured_time, lines
@@ -148,7 +148,10 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         if needed_bytes > hardware.capacity_bytes and not is_planned_first:
             fastest_layout_plan = _fastest_fitting_layout(run_question, options)
         if fastest_layout_plan is not None:
-            layout_candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
+            layout_candidate, framework_record = (
+                fastest_layout_plan.ranked_layouts.feasible[0],
+                fastest_layout_plan.framework,
+            )
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
             chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()
@@ -250,16 +253,16 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
                 may_recompute=may_recompute,
                 tries_variants=tries_variants,
             ),
-            lambda layout_plan: bool(layout_plan.plan.feasible),
+            lambda layout_plan: bool(layout_plan.ranked_layouts.feasible),
         )
 
     has_all_sizes = run_question.layout.has_all_sizes
     layout_plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
-    if has_all_sizes and not layout_plan.plan.feasible:
+    if has_all_sizes and not layout_plan.ranked_layouts.feasible:
         layout_plan = _with_fewest_options(run_question, fastest(), partial(fastest, tries_variants=False))
-    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+    if layout_plan.ranked_layouts.ended_early and not layout_plan.ranked_layouts.feasible:
         raise incomplete_search_error(layout_plan)
-    if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
+    if not layout_plan.ranked_layouts.feasible or layout_plan.ranked_layouts.feasible[0].seconds is None:
         raise _no_layout_error(layout_plan, run_question, run_question.layout.devices)
     return layout_plan
 
@@ -268,7 +271,7 @@ def added_options(run_question: RunQuestion, layout_plan: LayoutPlan) -> dict[st
     """Returns the options that a plan's first layout has beside those of a typed layout: field → option with value."""
     from ..frameworks.registry import layout_of
 
-    candidate = layout_plan.plan.feasible[0]
+    candidate = layout_plan.ranked_layouts.feasible[0]
     typed_options = layout_of(replace(run_question.layout, framework=layout_plan.framework.name)).options_by_field()
     options = {
         field: option_text
@@ -286,9 +289,9 @@ def _with_fewest_options(
     layout_plan: the plan whose first layout is the fastest of those that fit with any options.
     plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
     """
-    if not layout_plan.plan.feasible:
+    if not layout_plan.ranked_layouts.feasible:
         return layout_plan
-    candidate, options = layout_plan.plan.feasible[0], added_options(run_question, layout_plan)
+    candidate, options = layout_plan.ranked_layouts.feasible[0], added_options(run_question, layout_plan)
     layout_fields = [field for field in options if field != "recompute"]
     for option_count in range(1, len(options)):
         fitting_plans = []
@@ -298,10 +301,13 @@ def _with_fewest_options(
                     run_question.layout, **{field: getattr(candidate.layout, field) for field in fields}
                 )
                 smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
-                if smaller_plan.plan.feasible and len(added_options(run_question, smaller_plan)) == option_count:
+                if (
+                    smaller_plan.ranked_layouts.feasible
+                    and len(added_options(run_question, smaller_plan)) == option_count
+                ):
                     fitting_plans.append(smaller_plan)
         if fitting_plans:
-            return min(fitting_plans, key=lambda fitting_plan: fitting_plan.plan.feasible[0].seconds or 0.0)
+            return min(fitting_plans, key=lambda fitting_plan: fitting_plan.ranked_layouts.feasible[0].seconds or 0.0)
     return layout_plan
 
 
@@ -312,7 +318,7 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
     from ..studies.plan import TOO_MUCH
     from .plans import untried_frameworks
 
-    ranked_layouts = layout_plan.plan
+    ranked_layouts = layout_plan.ranked_layouts
     assert run_question.hardware is not None
     if not ranked_layouts.tried_count:
         layout_of(replace(run_question.layout, framework=layout_plan.framework.name))  # raises if it is impossible
@@ -372,7 +378,9 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     """
     default_settings = Settings(run_question.settings.phase)
     adapters = [
-        setting for setting, field in declarations_of(Settings).items() if "lora_rank" in (setting, field.setting.needs)
+        setting
+        for setting, field in declarations_of(Settings).items()
+        if "lora_rank" in (setting, field.setting.required_setting)
     ]
     return replace(
         run_question,
@@ -419,7 +427,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
     software_stack = (
         options.stack
         or program_stack
-        or framework_record.stack(launched_run, bool(run_question.settings.compile), exchanges_tokens)
+        or framework_record.stack_name(launched_run, bool(run_question.settings.compile), exchanges_tokens)
     )
     if options.stack is None and launched_run is None and run_question.hardware is not None:
         software_stack = stack_of_vendor(run_question.hardware.vendor, "training") or software_stack
@@ -435,7 +443,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
         _unpriced_settings(run_question),
-        launched_run is not None and launched_run.torch_attention,
+        launched_run is not None and launched_run.calls_torch_attention,
         framework_record.loss,
     )
 
@@ -657,7 +665,7 @@ def _inference_stack_of_framework(framework_name: str | None, options: TimeOptio
     from ..frameworks.registry import framework
     from ..studies.decoding import TRANSFORMERS_STACK
 
-    if not framework(framework_name).serves:
+    if not framework(framework_name).runs_inference:
         raise InputError(f"--framework {framework_name}: only trains; expected --phase training, or --engine vllm")
     if options.engine is not None:
         raise InputError(f"--framework {framework_name}: is no server; expected --engine without it")
@@ -694,7 +702,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
     if engine_name not in FOLDERS:
         known_names = sorted({*FOLDERS, *stack_names("inference")})
         raise InputError(
-            f"--engine {shown(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
+            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
             f"or one of {', '.join(known_names)}"
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
@@ -703,7 +711,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
             :1
         ]
         raise InputError(
-            f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
+            f"--engine {short_repr(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"
         )
     return engine_record.software_stack(parse_version(version.version), hardware.vendor)

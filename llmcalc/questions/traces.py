@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..sources.bounded import read_bytes
 from ..timing.trace import TracedRequest
 from ..workload.setting import length_of
@@ -107,7 +107,7 @@ def _check_columns(place_in_error: str, column_names: Any) -> None:
     for column_name in column_names:
         if column_name not in COLUMNS:
             raise InputError(
-                f"{place_in_error}: column {shown(column_name)} is not known; expected {', '.join(COLUMNS)}."
+                f"{place_in_error}: column {short_repr(column_name)} is not known; expected {', '.join(COLUMNS)}."
                 f"{suggest(str(column_name), list(COLUMNS))}"
             )
     for column_name in COLUMNS:
@@ -139,5 +139,5 @@ def _arrival_seconds(place_in_error: str, cell_value: Any) -> float:
     )
     seconds = float(cell_value) if is_number or is_plain_number else parse_duration(place_in_error, cell_value)
     if not 0 <= seconds <= MOST_SECONDS:
-        raise InputError(f"{place_in_error}: {shown(cell_value)}; expected seconds from 0 up to 30 days")
+        raise InputError(f"{place_in_error}: {short_repr(cell_value)}; expected seconds from 0 up to 30 days")
     return seconds

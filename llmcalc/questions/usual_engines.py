@@ -229,7 +229,7 @@ class UsualEngine:
         The fewest on which they fit tightly if they do not fit well on more; None if they fit on none.
         """
         most_devices = min(MOST_SPLIT_DEVICES, _layer_count(run_memory))
-        if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_of_laptops:
+        if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_laptop_gpu:
             most_devices = 1
         tight_option = None
         for devices in range(least_devices, most_devices + 1):

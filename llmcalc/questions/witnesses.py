@@ -146,7 +146,7 @@ class VerifyQuestion:
         if is_started_by_torchrun() and layout.devices is None:
             layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
         typed_layout = layout.layout()
-        if layout.devices is not None or typed_layout.world > 1:
+        if layout.devices is not None or typed_layout.world_size > 1:
             return typed_layout
         return replace(layout, devices=2).layout()
 

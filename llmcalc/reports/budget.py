@@ -66,7 +66,7 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     return [
         row(
             _check_name(check),
-            DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
+            DisplayedValue(_validate_number_or_none(check.measured_value), _value_text(check, check.measured_value)),
             DisplayedValue(
                 _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
                 _limits_text(check, partial(_limit_text, check)),
@@ -90,10 +90,13 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write_value = WRITE[KINDS.get(budget_check.key, "bytes")]
     other_limits = [
-        checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
+        checked_limit.value
+        for checked_limit in budget_check.limits
+        if checked_limit.value != budget_check.measured_value
     ]
     rounds_to_limit = any(
-        write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
+        write_value(_validate_number_or_none(value))
+        == write_value(_validate_number_or_none(budget_check.measured_value))
         for value in other_limits
     )
     if rounds_to_limit:
@@ -115,7 +118,7 @@ def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
 
 def _write_share(budget_check: BudgetCheck) -> float | None:
     checked_limit = budget_check.violated_limit or budget_check.limits[0]
-    return float(budget_check.measured / checked_limit.value) if checked_limit.value else None
+    return float(budget_check.measured_value / checked_limit.value) if checked_limit.value else None
 
 
 def _validate_number_or_none(json_value: Fraction) -> int | float:
@@ -132,7 +135,7 @@ def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, 
                 "key": budget_check.key,
                 "on": budget_check.accelerator or None,
                 "settings": budget_check.settings,
-                "measured": _validate_number_or_none(budget_check.measured),
+                "measured": _validate_number_or_none(budget_check.measured_value),
                 "bounds": [
                     {"operator": checked_limit.operator, "value": _validate_number_or_none(checked_limit.value)}
                     for checked_limit in budget_check.limits
@@ -170,6 +173,7 @@ def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> st
     check_kind = KINDS.get(budget_check.key, "bytes")
     unit_name = "parameters" if check_kind == "count" else check_kind
     measured_text, bound_text = (
-        f"{_validate_number_or_none(checked_value):,}" for checked_value in (budget_check.measured, checked_limit.value)
+        f"{_validate_number_or_none(checked_value):,}"
+        for checked_value in (budget_check.measured_value, checked_limit.value)
     )
     return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

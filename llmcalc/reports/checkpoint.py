@@ -43,7 +43,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
     }
     prefix_columns = (
         Column("component", "component", justify="left"),
-        Column("elements", "elements", units.exact),
+        Column("elements", "elements", units.exact_text),
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
@@ -52,8 +52,8 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
-        Column("tensors", "tensors", units.exact),
-        Column("elements", "elements", units.exact),
+        Column("tensors", "tensors", units.exact_text),
+        Column("elements", "elements", units.exact_text),
         Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
@@ -62,8 +62,8 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
     ]
     notes = [
-        f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: "
-        "buffers and packed formats count as stored",
+        f"{units.exact_text(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the "
+        "header: buffers and packed formats count as stored",
         "a header does not describe an architecture: flops, kv and the other commands need a description or a "
         "config.json",
     ]

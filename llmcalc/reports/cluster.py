@@ -75,7 +75,7 @@ MESSAGE_COLUMNS = (
     Column("group", "with", justify="left"),
     Column("ranks", "ranks"),
     Column("kind", "what", justify="left"),
-    Column("count", "messages", units.exact),
+    Column("count", "messages", units.exact_text),
     Column("buffer_bytes", "largest", units.GIB.write),
     Column("wire_bytes", "sent", units.GIB.write),
 )
@@ -127,11 +127,11 @@ def report(
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
-    devices_text = plural(layout.world, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
-    devices_text += f": {layout_text(layout)}" if layout.world > 1 else ""
+    devices_text = plural(layout.world_size, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
+    devices_text += f": {layout_text(layout)}" if layout.world_size > 1 else ""
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
-    notes_on_host = host_notes(largest_rank.device, layout.world)
+    notes_on_host = host_notes(largest_rank.device, layout.world_size)
     assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
         [
@@ -220,14 +220,14 @@ def _whole_replica_notes(
     """Returns the advice to shard the model, if no device can hold a whole replica; otherwise no notes."""
     layout = cluster.layout
     is_divided = (
-        layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
+        layout.dp < layout.world_size or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
     )
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
-    if layout.world == 1:
+    if layout.world_size == 1:
         return ["the device holds the whole model: llmcalc fit tries changes that need less"]
-    shards_states_alone = cluster.framework.layouts.default_zero_stage == 1
-    shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
+    shards_states_alone = cluster.framework.layout_rules.default_zero_stage == 1
+    shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world_size} shards it"
     return [
         f"each device holds the whole model: {shard_options}; with the same options llmcalc plan lists the layouts "
         "that fit, llmcalc fit the fewest devices"
@@ -249,8 +249,8 @@ def _longest_samples_notes(
     if (
         assumed_accelerator
         or launched_run is None
-        or not launched_run.longest_samples
-        or "seq" in launched_run.overridden
+        or not launched_run.counts_longest_samples
+        or "seq" in launched_run.option_overrides
     ):
         return []
     if all(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
@@ -265,10 +265,10 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run is None:
         return []
     notes = list(launched_run.notes)
-    if launched_run.filled_in:
+    if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.filled_in.items()
+            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -276,12 +276,12 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
 
 def _override_text(launched_run: Launch | None) -> str:
     """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
-    if launched_run is None or not launched_run.overridden:
+    if launched_run is None or not launched_run.option_overrides:
         return ""
     override_texts = (
-        f"{option(setting_name)} {_value_text(changed_setting.option)}"
-        + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
-        for setting_name, changed_setting in launched_run.overridden.items()
+        f"{option(setting_name)} {_value_text(changed_setting.option_value)}"
+        + ("" if changed_setting.file_value is None else f" in the place of {_value_text(changed_setting.file_value)}")
+        for setting_name, changed_setting in launched_run.option_overrides.items()
     )
     return f"; beside the file {', '.join(override_texts)}"
 
@@ -305,7 +305,7 @@ def cluster_data(
     peak_values = device_data(cluster.peak_rank.device)
     workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
-        framework_data = cluster.framework.document(cluster.run)
+        framework_data = cluster.framework.document_values(cluster.run)
         workload = workload | framework_data.get("workload", {})
         execution = execution | framework_data.get("execution", {})
     return {
@@ -456,7 +456,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
     optimizer_state = cluster.memory.states.optimizer
-    if cluster.layout.world > 1 and optimizer_state is not None and optimizer_state.paged_bytes:
+    if cluster.layout.world_size > 1 and optimizer_state is not None and optimizer_state.paged_bytes:
         notes.append(
             "paged optimizer states are counted on the device; the driver may move them to the host, where the device "
             "has no room for them"

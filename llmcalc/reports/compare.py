@@ -66,7 +66,7 @@ class DecodingLoad(NamedTuple):
         """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
         timed_run = model_quantities.decoding
         seconds: dict[str, Any] = (
-            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.amount.as_data()
+            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()
         )
         return {
             "users": self.users,
@@ -268,7 +268,7 @@ def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: Decodi
 _SHAPE_LINES: tuple[Line, ...] = (
     ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
     ("hidden size h", _text_per_stack(lambda s: _integer_text(s.hidden_size))),
-    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
+    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.is_in_dense_band))),
     ("d_ff / h", _text_per_stack(_width_ratio)),
     ("heads × head_dim", _text_per_stack(_heads_text)),
     ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
@@ -288,7 +288,7 @@ def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingL
     quantities = [model_quantities for _, model_quantities in compared_models]
     stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
-    if any(stack_shape.in_dense_band for stack_shape in stack_shapes):
+    if any(stack_shape.is_in_dense_band for stack_shape in stack_shapes):
         notes.append(BAND)
     for preset, model_quantities in compared_models:
         if model_quantities.shape.mixture_of_experts:
@@ -337,7 +337,7 @@ def _shape_data(stack_shape: StackShape) -> dict[str, Any]:
         "layer_kinds": stack_shape.layer_kinds,
         "hidden_size": stack_shape.hidden_size,
         "aspect_ratio": stack_shape.aspect_ratio,
-        "in_dense_band": stack_shape.in_dense_band,
+        "in_dense_band": stack_shape.is_in_dense_band,
         "feed_forward_width": stack_shape.feed_forward_width,
         "feed_forward_width_is": "active" if stack_shape.mixture_of_experts else "dense",
         "feed_forward_ratio": stack_shape.feed_forward_ratio,
@@ -399,7 +399,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         ),
         Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
-        Column("hidden_size", "h", units.exact),
+        Column("hidden_size", "h", units.exact_text),
         Column("aspect_ratio", "h/L"),
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {cache_byte_scale.name}/tok", cache_byte_scale.write),

@@ -131,7 +131,7 @@ def _lost_time_text(run_cost: RunCost) -> str:
 
 def _planned_layout(layout_plan: LayoutPlan) -> str:
     """Writes the first layout of a plan, with the recomputation of the layout or of the run's settings."""
-    layout_candidate = layout_plan.plan.feasible[0]
+    layout_candidate = layout_plan.ranked_layouts.feasible[0]
     return candidate_cell(
         layout_candidate.layout, layout_candidate.recompute or layout_plan.memory.settings.recompute or ""
     )
@@ -161,9 +161,9 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = []
     if run_cost.step_tokens and run_cost.step_sequences:
         notes += large_step_notes(run_cost.step_sequences, run_cost.step_tokens // run_cost.step_sequences)
-    notes += [] if run_cost.range is None else [test_errors_text(run_cost.range, run_cost.stack_title)]
-    if run_cost.range is not None:
-        time_model = None if run_cost.plan is None else run_cost.plan.times
+    notes += [] if run_cost.time_range is None else [test_errors_text(run_cost.time_range, run_cost.stack_title)]
+    if run_cost.time_range is not None:
+        time_model = None if run_cost.plan is None else run_cost.plan.training_times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
         notes += unpriced_notes([] if time_model is None else time_model.unpriced_options)
     if run_cost.added_options:
@@ -201,7 +201,7 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
 
     layout: Any = None
     if run_cost.plan is not None:
-        layout = run_cost.plan.plan.feasible[0].layout.data()
+        layout = run_cost.plan.ranked_layouts.feasible[0].layout.data()
     elif run_cost.server is not None:
         layout = {**vars(run_cost.server.sizes), "replicas": run_cost.server.replicas}
     return {
@@ -217,7 +217,7 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "measured": run_cost.is_measured,
         "layout": layout,
         "server": None if run_cost.load_point is None else point_data(run_cost.load_point),
-        "class": None if run_cost.range is None else run_cost.range.class_data(),
+        "class": None if run_cost.time_range is None else run_cost.time_range.class_data(),
         "power_watts": run_cost.cost.power,
         "price": run_cost.cost.price,
         "assumed": list(run_cost.assumed_options),

@@ -44,16 +44,16 @@ def _users_text(user_count: float) -> str:
 
 CHANGE_COLUMNS = (
     Column("flag", "change", justify="left"),
-    Column("kv_tokens", "tokens", units.exact),
+    Column("kv_tokens", "tokens", units.exact_text),
     Column("max_concurrency", "users", _users_text),
     Column("starts", "starts", justify="left", is_verdict=True),
 )
 
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     Column("flags", "flags", displayed_text, justify="left", may_wrap=True),
-    Column("kv_tokens", "tokens", units.exact),
+    Column("kv_tokens", "tokens", units.exact_text),
     Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", is_verdict=True),
 )
@@ -73,9 +73,9 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     table_columns = (
         Column("engine", "engine", justify="left"),
         Column("bytes", units.GIB.name, units.GIB.write),
-        Column("blocks", "blocks", units.exact),
-        Column("block_size", "tokens of a block", units.exact),
-        Column("kv_tokens", "tokens", units.exact),
+        Column("blocks", "blocks", units.exact_text),
+        Column("block_size", "tokens of a block", units.exact_text),
+        Column("kv_tokens", "tokens", units.exact_text),
         Column("max_concurrency", "users", _users_text),
     )
     table_rows = [
@@ -139,7 +139,9 @@ def fit_report(
     users_text = f"{plural(users, 'user')} of {plural(best_option.memory.max_model_len, 'token')}"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
     answer_text = (
-        f"{users_text} on {devices_text}" if best_option.serves else f"no: not {users_text} on up to {devices_text}"
+        f"{users_text} on {devices_text}"
+        if best_option.serves_all_users
+        else f"no: not {users_text} on up to {devices_text}"
     )
     table_rows = [
         row(
@@ -148,7 +150,7 @@ def fit_report(
             _flags_cell(engine_use, engine_option.flags),
             engine_option.memory.kv_tokens,
             engine_option.memory.max_users(),
-            "fits" if engine_option.serves else "no",
+            "fits" if engine_option.serves_all_users else "no",
             *(decoding_cells(timed_run) if has_decoding_times else ()),
         )
         for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
@@ -167,14 +169,14 @@ def fit_report(
         "engine": _engine_data(engine_use),
         "users": users,
         "max_model_len": best_option.memory.max_model_len,
-        "verdict": "fits" if best_option.serves else "no",
+        "verdict": "fits" if best_option.serves_all_users else "no",
         "options": [
             {
                 "hardware": engine_option.hardware.name,
                 "devices": engine_option.memory.devices,
                 "flags": dict(_flag_values(engine_use, engine_option.flags)),
                 "starts": engine_option.memory.starts,
-                "fits": engine_option.serves,
+                "fits": engine_option.serves_all_users,
                 "kv_tokens": engine_option.memory.kv_tokens,
                 "max_concurrency": engine_option.memory.max_concurrency,
                 "message": engine_option.memory.message,
@@ -183,7 +185,7 @@ def fit_report(
             for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
         ],
         "changes": _changes_data(engine_use),
-        "assumed": dict(best_option.memory.assumed),
+        "assumed": dict(best_option.memory.assumed_flags),
         **_launch_data(engine_use),
     }
     return Report(json_document, tables).with_target(engine_use.preset.target)
@@ -213,7 +215,7 @@ def _answer_text(engine_memory: EngineMemory) -> str:
 def _heading_subtitle(engine_use: EngineUse) -> str:
     defaults_text = ", ".join(
         f"{flag_name} {flag_value:,}"
-        for flag_name, flag_value in engine_use.memory.assumed.items()
+        for flag_name, flag_value in engine_use.memory.assumed_flags.items()
         if flag_name in engine_use.engine.shown_defaults
     )
     device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
@@ -241,7 +243,8 @@ def _launch_subtitle(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(
-        f"{flag_name} {changed_flag.option}" for flag_name, changed_flag in engine_use.launch.overridden.items()
+        f"{flag_name} {changed_flag.option_value}"
+        for flag_name, changed_flag in engine_use.launch.option_overrides.items()
     )
     return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
@@ -251,12 +254,12 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed.items())
+    defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed_flags.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
     if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
         gpu_notes = [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
-    unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()]
+    unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown_flags.items()]
     return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
@@ -265,7 +268,9 @@ def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     if engine_use.launch is None:
         return {}
     return {
-        "launch": engine_use.launch.data(engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed)
+        "launch": engine_use.launch.data(
+            engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags
+        )
     }
 
 
@@ -458,7 +463,7 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         "starts": engine_memory.starts,
         "message": engine_memory.message,
         "changes": _changes_data(engine_use),
-        "assumed": dict(engine_memory.assumed),
+        "assumed": dict(engine_memory.assumed_flags),
         **({"host": dict(engine_memory.host)} if engine_memory.host else {}),
         **_launch_data(engine_use),
     }

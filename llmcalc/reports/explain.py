@@ -42,7 +42,7 @@ RECORDS = (
     Column("symbolic", "formula", justify="left"),
     Column("latex", "LaTeX", justify="left"),
     Column("substituted", "with values", justify="left"),
-    Column("value", "value", lambda v: units.exact(v) if isinstance(v, int) else str(v)),
+    Column("value", "value", lambda v: units.exact_text(v) if isinstance(v, int) else str(v)),
     Column("unit", "unit", justify="left"),
     Column("source", "source", justify="left"),
 )
@@ -411,7 +411,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
     model_totals = [
-        f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
+        f"{units.exact_text(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
         for formula in formula_section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]
@@ -530,7 +530,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()
     legend_lines = [
-        rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
+        rf"{LATEX.write_symbol(symbol)} &= {LATEX.write_number(Fraction(symbol_meaning['value']))} "
         rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
         for symbol, symbol_meaning in meaning_by_symbol
     ]

@@ -31,7 +31,7 @@ class FormulaStyle:
     values: Mapping[str, Any] = field(default_factory=dict)
     groups_digits: bool = False
 
-    def number(self, exact_number: Fraction) -> str:
+    def write_number(self, exact_number: Fraction) -> str:
         """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
         if exact_number.denominator == 1:
             digit_text = f"{exact_number.numerator:,}" if self.groups_digits else str(exact_number.numerator)
@@ -43,9 +43,9 @@ class FormulaStyle:
                 return f"({exact_number.numerator}/{exact_number.denominator})"
         return digit_text.replace(",", "{,}") if self.is_latex else digit_text
 
-    def symbol(self, symbol_name: str) -> str:
+    def write_symbol(self, symbol_name: str) -> str:
         if symbol_name in self.values:
-            return self.number(Fraction(self.values[symbol_name]))
+            return self.write_number(Fraction(self.values[symbol_name]))
         letter, _, subscript = symbol_name.partition("_")
         if not subscript or not self.is_latex:
             return symbol_name
@@ -82,14 +82,14 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
     Raises `ArithmeticError` for other expressions.
     """
     if isinstance(expression, Fraction):
-        return formula_style.number(expression)
+        return formula_style.write_number(expression)
     import sympy
 
     expression = sympy.sympify(expression)
     if expression.is_Rational:
-        return formula_style.number(Fraction(int(expression.p), int(expression.q)))
+        return formula_style.write_number(Fraction(int(expression.p), int(expression.q)))
     if expression.is_Symbol:
-        return formula_style.symbol(expression.name)
+        return formula_style.write_symbol(expression.name)
     if expression.is_Add:
         return " ".join(terms_of_sum(expression, formula_style))
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
@@ -149,7 +149,7 @@ def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
     if coefficient_value == -1 and numerator_factors:
         numerator_factors[0] = ("-" if formula_style.is_latex else "−") + numerator_factors[0]
     elif coefficient_value != 1 or not numerator_factors:
-        numerator_factors.insert(0, formula_style.number(coefficient_value))
+        numerator_factors.insert(0, formula_style.write_number(coefficient_value))
     multiplication_sign = (
         r"\cdot " if formula_style.is_latex and formula_style.values else r"\," if formula_style.is_latex else "·"
     )

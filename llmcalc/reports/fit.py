@@ -29,8 +29,8 @@ from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data, test
 
 LARGEST_COLUMNS = (
     Column("quantity", "limit", justify="left"),
-    Column("value", "number", units.exact),
-    Column("given", "given", units.exact),
+    Column("value", "number", units.exact_text),
+    Column("given", "given", units.exact_text),
 )
 
 CHANGE_COLUMNS = (
@@ -45,7 +45,7 @@ VERDICTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
 
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("devices", "fewest", units.exact),
+    Column("devices", "fewest", units.exact_text),
     Column("layout", "layout", justify="left"),
     Column("device_bytes", f"needed, {units.GIB.name}", units.GIB.write),
     Column("share", "share", units.percent),
@@ -161,7 +161,7 @@ def report(
     )
 
 
-USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
+USERS_COLUMNS = (Column("users", "users", units.exact_text), *DECODING_COLUMNS)
 
 
 def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
@@ -171,7 +171,7 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     """
     timed_runs = fit_answer.decoding
     table_rows = [row(timed_run.sequences, *decoding_cells(timed_run)) for timed_run in timed_runs]
-    notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
+    notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
     title = f"A token of every user under {software_title}{_untested_engine_remark(hardware, timed_runs[0])}"
@@ -188,7 +188,7 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
     if (
         run_memory.states.dtype != "float32"
-        or timed_run.formats.product_format == "fp32"
+        or timed_run.number_formats.product_format == "fp32"
         or run_memory.states.quantized_size
     ):
         return []
@@ -202,7 +202,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan = fit_answer.layout_plan
     accelerator_fit = fit_answer.fit
-    best_layout = fit_answer.best
+    best_layout = fit_answer.best_candidate
     memory_use = fit_answer.memory.states
     table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices)]
     if accelerator_fit.verdict == "fits":
@@ -210,7 +210,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
             row("sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch),
             row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
         ]
-    framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried_count
+    framework_title, layout_count = layout_plan.framework.title, layout_plan.ranked_layouts.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
     order_position = "the only layout"
     if layout_count != 1:
@@ -255,8 +255,16 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
-    memory, best_replica, largest_run_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
-    memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
+    memory, best_replica, largest_run_fit = (
+        serving_answer.memory,
+        serving_answer.best_replica,
+        serving_answer.largest_run,
+    )
+    memory_use, accelerator_fit, devices = (
+        memory.states,
+        serving_answer.best_replica.fit,
+        serving_answer.best_replica.layout.world_size,
+    )
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
         row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)

@@ -302,8 +302,8 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
             return notes
         if saved_flops:
             savings_note = (
-                f"runs {units.flops(saved_flops)} less ({units.exact(saved_flops)}): it stops early, before the last "
-                "product of what ends in one"
+                f"runs {units.flops(saved_flops)} less ({units.exact_text(saved_flops)}): it stops early, before the "
+                "last product of what ends in one"
             )
         else:
             savings_note = "runs as much: it stops early, but nothing here ends in a plain product"

@@ -34,7 +34,7 @@ LIST_COLUMNS = (
 DETAIL_COLUMNS = (
     Column("quantity", "", justify="left", may_wrap=True),
     Column("text", "value"),
-    Column("value", "exactly", units.exact),
+    Column("value", "exactly", units.exact_text),
     Column("unit", "", justify="left"),
     Column("flops_per_byte", "FLOPs/B", _ratio_text),
 )

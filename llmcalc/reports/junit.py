@@ -30,7 +30,7 @@ def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
             if not comparison.ok:
                 failure_text = (
                     f"closed form {comparison.closed_form:,}, {comparison.witness} "
-                    f"{comparison.measured if comparison.measured is None else format(comparison.measured, ',')}"
+                    f"{'None' if comparison.measured_value is None else format(comparison.measured_value, ',')}"
                 )
                 ET.SubElement(test_case, "failure", message=failure_text).text = comparison.explanation(
                     model_verdict.sizes

@@ -125,9 +125,9 @@ def _kinds_table(
 ) -> Table:
     table_columns = (
         Column("layer_kind", "layer type", justify="left"),
-        Column("layers", "layers", units.exact),
-        Column("tokens", "tokens cached", units.exact),
-        Column("elements_per_token", "elem/token/layer", units.exact),
+        Column("layers", "layers", units.exact_text),
+        Column("tokens", "tokens cached", units.exact_text),
+        Column("elements_per_token", "elem/token/layer", units.exact_text),
         Column("bytes", byte_scale.name, byte_scale.write),
         Column("share", "share", units.percent),
     )
@@ -194,7 +194,7 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
     token_scale = units.memory_scale(cache_size.bytes_per_token)
     batch = cache_size.workload.batch
     table_columns = (
-        Column("seq", "tokens per sequence", units.exact),
+        Column("seq", "tokens per sequence", units.exact_text),
         Column("bytes", byte_scale.name + (f", {batch:,} sequences" if batch > 1 else ""), byte_scale.write),
         Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )

@@ -95,4 +95,4 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
 def _locked_value_text(locked_value: Any) -> str:
     if locked_value is None:
         return "none"
-    return units.exact(locked_value) if isinstance(locked_value, int) else str(locked_value)
+    return units.exact_text(locked_value) if isinstance(locked_value, int) else str(locked_value)

@@ -33,12 +33,12 @@ LOG_COLUMNS = (
 
 def log_report(log_answer: ExplainedLog) -> Report:
     """Returns the report: the JSON document, and a table of the memory terms."""
-    parsed_log = log_answer.reading
+    parsed_log = log_answer.parsed_log
     table_rows = [
         row(
             _term_title(memory_term),
             _displayed_value(memory_term, memory_term.term.value),
-            _displayed_value(memory_term, memory_term.computed),
+            _displayed_value(memory_term, memory_term.computed_value),
             memory_term.difference,
         )
         for memory_term in log_answer.terms
@@ -62,7 +62,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
 
 
 def _heading_text(log_answer: ExplainedLog) -> str:
-    parsed_log = log_answer.reading
+    parsed_log = log_answer.parsed_log
     program_text = f"{parsed_log.title} {parsed_log.version}".strip()
     model_text = log_answer.preset.display if log_answer.preset is not None else parsed_log.model
     device = log_answer.hardware.title if log_answer.hardware is not None else parsed_log.device
@@ -72,14 +72,14 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 def _answer_text(log_answer: ExplainedLog) -> str:
     wrong_term = title_of_term(log_answer.wrong_term)
     flag_change = f"; {log_answer.suggested_flag} changes it" if log_answer.suggested_flag else ""
-    if log_answer.reading.kind == "oom" and log_answer.wrong_term == "process":
+    if log_answer.parsed_log.kind == "oom" and log_answer.wrong_term == "process":
         return "out of memory: the run requires more than the device has"
-    if log_answer.reading.kind == "oom":
+    if log_answer.parsed_log.kind == "oom":
         return f"out of memory: {wrong_term}{flag_change}"
-    if log_answer.reading.refused_to_start:
+    if log_answer.parsed_log.refused_to_start:
         return f"it did not start: {wrong_term}{flag_change}"
     if not wrong_term:
-        is_computed = any(compared_term.computed is not None for compared_term in log_answer.terms)
+        is_computed = any(compared_term.computed_value is not None for compared_term in log_answer.terms)
         return "no computed term is off" if is_computed else "nothing is computed"
     return f"{wrong_term} is off{flag_change}"
 
@@ -103,7 +103,7 @@ def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> D
 
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
-    parsed_log = log_answer.reading
+    parsed_log = log_answer.parsed_log
     return {
         "engine": {
             "name": parsed_log.program,
@@ -121,7 +121,7 @@ def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
                 "device": compared_term.term.device or None,
                 "unit": compared_term.term.unit,
                 "log": compared_term.term.value,
-                "computed": compared_term.computed,
+                "computed": compared_term.computed_value,
                 "difference": compared_term.difference,
             }
             for compared_term in log_answer.terms

@@ -11,9 +11,9 @@ from .document import Column, Report, Row, Table, row
 
 COLUMNS = (
     Column("module", "module", justify="left"),
-    Column("parameters_each", "each", units.exact),
+    Column("parameters_each", "each", units.exact_text),
     Column("repeat", "×", str),
-    Column("parameters", "parameters", units.exact),
+    Column("parameters", "parameters", units.exact_text),
     Column("share", "share", units.percent),
 )
 

@@ -308,7 +308,9 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
     # paged states are beside torch's tensors
     if optimizer_state is None or optimizer_state.paged_bytes or differs_by_phase:
         return []
-    optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
+    optimizer_parts = (
+        [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master_weights else []
+    )
     optimizer_parts += [
         (state_name, "" if optimizer_state.dtype == "uint8" else optimizer_state.dtype, byte_count)
         for state_name, byte_count in optimizer_state.states.items()

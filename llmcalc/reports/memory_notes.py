@@ -336,7 +336,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     bytes_by_rule = ZERO_RULE * parameters
     rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     master_weights_hint = ""
-    if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16"):
+    if not memory_use.has_master_weights and memory_use.dtype in ("bfloat16", "float16"):
         master_weights_hint = "; --master-weights fp32 counts that"
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "

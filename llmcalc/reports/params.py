@@ -28,9 +28,9 @@ CONVENTION = "trainable parameters: tied weights are counted once, buffers are n
 
 COLUMNS = (
     Column("component", "component", justify="left"),
-    Column("parameters_each", "each", units.exact),
+    Column("parameters_each", "each", units.exact_text),
     Column("repeat", "×", str),
-    Column("parameters", "parameters", units.exact),
+    Column("parameters", "parameters", units.exact_text),
     Column("share", "share", units.percent),
     Column("bar", "", bars.share_bar, justify="left", is_bar=True),
 )
@@ -179,7 +179,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
     notes[:0] = unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
-            f"not counted: {option_name}, {units.count(parameters)} ({units.exact(parameters)}); "
+            f"not counted: {option_name}, {units.count(parameters)} ({units.exact_text(parameters)}); "
             f"{OPTIONAL_PARTS[option_name].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
@@ -194,7 +194,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
         )
     if parameter_count.buffers:
         notes.append(
-            f"not counted: {units.exact(parameter_count.buffers)} non-trainable buffer elements stored in the "
+            f"not counted: {units.exact_text(parameter_count.buffers)} non-trainable buffer elements stored in the "
             "checkpoint"
         )
     return without_repetitions(notes)
@@ -207,7 +207,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Sel
     is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.has_embedding != chunks.has_head
     return counted_rank_notes(
         rank_share,
-        f"the whole model has {units.exact(model_total)} parameters",
+        f"the whole model has {units.exact_text(model_total)} parameters",
         replicated_parameters_text(rank_share.model.copied_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
@@ -231,7 +231,7 @@ def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[st
             else ""
         )
         return [
-            f"published {units.exact(published_figures.parameters)}: "
+            f"published {units.exact_text(published_figures.parameters)}: "
             f"{difference_text}{reason_text if parameter_difference else ''}"
         ]
     if not published_figures.nominal:

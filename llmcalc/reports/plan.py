@@ -29,7 +29,7 @@ from .time_estimate import (
 
 LAYOUT_COLUMNS = (
     Column("layout", "layout", justify="left", may_wrap=True),
-    Column("micro_batches", "micro-batches", units.exact),
+    Column("micro_batches", "micro-batches", units.exact_text),
     Column("device_bytes", "required", units.GIB.write),
     Column("headroom_bytes", "headroom", units.GIB.write),
     Column("communication_bytes", "sent", units.GIB.write),
@@ -45,7 +45,10 @@ TIMED_COLUMNS = (
     Column("headroom_bytes", "free", units.GIB.write),
 )
 
-REFUSED_COLUMNS = (Column("reason", "why not", justify="left", may_wrap=True), Column("count", "layouts", units.exact))
+REFUSED_COLUMNS = (
+    Column("reason", "why not", justify="left", may_wrap=True),
+    Column("count", "layouts", units.exact_text),
+)
 
 
 def report(
@@ -56,7 +59,7 @@ def report(
     nearest_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
-    plan, run_memory = layout_plan.plan, layout_plan.memory
+    plan, run_memory = layout_plan.ranked_layouts, layout_plan.memory
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
@@ -86,7 +89,7 @@ def report(
             nearest_text,
             *_nccl_headroom_notes(layout_plan),
             *_exchange_notes(layout_plan),
-            *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced_options),
+            *unpriced_notes([] if layout_plan.training_times is None else layout_plan.training_times.unpriced_options),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch
@@ -100,7 +103,7 @@ def report(
         ]
     )
     title = preset.display
-    table_columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
+    table_columns = LAYOUT_COLUMNS if layout_plan.training_times is None else TIMED_COLUMNS
     tables = [
         Table(title, table_columns, table_rows, run_description, notes, _answer_text(layout_plan), name="feasible")
     ]
@@ -157,19 +160,19 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes how many layouts fit, or under which frameworks, and the seconds of the fastest layout."""
     framework_rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
     fastest_plan, fastest_layout = next(iter(framework_rows), (layout_plan, None))
-    fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
+    fastest_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
         framework_titles = [plan.framework.title for plan in (layout_plan, *layout_plan.other_plans)]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
     for compared_plan in layout_plan.compared_plans:
         compared_layout = compared_plan.first_row[1]
-        compared_time = None if compared_layout is None else compared_plan.range(compared_layout)
+        compared_time = None if compared_layout is None else compared_plan.step_time_range(compared_layout)
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {layout_plan.framework.title}"
     with_expandable_text = "" if layout_plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
-    return _fitting_layouts_text(layout_plan.plan) + framework_text + with_expandable_text + time_text
+    return _fitting_layouts_text(layout_plan.ranked_layouts) + framework_text + with_expandable_text + time_text
 
 
 def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -179,10 +182,10 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
         compared_layout = compared_plan.first_row[1]
         if compared_layout is None:
-            fit_text = "none found fits" if compared_plan.plan.ended_early else "none fits"
+            fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
             notes.append(f"not listed: layouts of {framework_text}, of which {fit_text}")
             continue
-        compared_time = compared_plan.range(compared_layout)
+        compared_time = compared_plan.step_time_range(compared_layout)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
         notes.append(
             f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
@@ -220,10 +223,10 @@ def _layout_row(
         candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
         candidate.micro_batches,
     ]
-    if layout_plan.times is None:
+    if layout_plan.training_times is None:
         row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)
-    seconds_range = layout_plan.range(candidate)
+    seconds_range = layout_plan.step_time_range(candidate)
     if seconds_range is None:
         return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
@@ -233,15 +236,19 @@ def _layout_row(
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns notes on the order of layouts and the order's uncertainty."""
-    if layout_plan.times is None:
+    if layout_plan.training_times is None:
         untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
         return [
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
     fastest_plan, fastest_layout = layout_plan.first_row
-    first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
-    software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
+    first_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
+    software_stack = (
+        fastest_plan.training_times.stack
+        if fastest_plan.training_times is not None
+        else layout_plan.training_times.stack
+    )
     timed_rows = _rows_with_ties(layout_plan)
     tie_text = (
         f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
@@ -281,9 +288,16 @@ def _nccl_headroom_notes(layout_plan: LayoutPlan) -> list[str]:
 def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout takes another time by the framework's other exchange of experts' tokens."""
     first_plan, first_layout = layout_plan.first_row
-    if first_layout is None or first_layout.seconds is None or first_plan.times is None or first_layout.layout.ep == 1:
+    if (
+        first_layout is None
+        or first_layout.seconds is None
+        or first_plan.training_times is None
+        or first_layout.layout.ep == 1
+    ):
         return []
-    training_times = first_plan.times.with_memory(first_plan.estimates.with_recompute(first_layout.recompute).memory)
+    training_times = first_plan.training_times.with_memory(
+        first_plan.estimates.with_recompute(first_layout.recompute).memory
+    )
     return other_exchange_notes(
         training_times.stack,
         first_layout.seconds,
@@ -314,23 +328,23 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if layout_plan.recomputed is not None:
-        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried_count:,} may fit"
+        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.ranked_layouts.tried_count:,} may fit"
         notes.insert(0, f"with --recompute full {recomputed_fit_text}: their tensors do")
-    if layout_plan.plan.unreplayed:
-        layout_count = len(layout_plan.plan.unreplayed)
-        upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.plan.unreplayed)
+    if layout_plan.ranked_layouts.unreplayed:
+        layout_count = len(layout_plan.ranked_layouts.unreplayed)
+        upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.ranked_layouts.unreplayed)
         more_rows_hint = f"--rows {layout_plan.rows + layout_count} counts more"
-        if layout_plan.plan.ended_early:
+        if layout_plan.ranked_layouts.ended_early:
             more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
-            f"{layout_count:,} more of {plural(layout_plan.plan.tried_count, 'layout')} may fit: their tensors do, and "
-            "unused blocks of the allocator come on top (at most "
+            f"{layout_count:,} more of {plural(layout_plan.ranked_layouts.tried_count, 'layout')} may fit: their "
+            "tensors do, and unused blocks of the allocator come on top (at most "
             f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_rows_hint}",
         )
-    if not layout_plan.plan.tried_count:
+    if not layout_plan.ranked_layouts.tried_count:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
-    if not layout_plan.plan.feasible and layout_plan.plan.nearest_candidate is not None:
+    if not layout_plan.ranked_layouts.feasible and layout_plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
         if layout_plan.expandable_bytes is not None:
             notes.insert(
@@ -375,17 +389,19 @@ def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
 
 
 def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
-    plan = layout_plan.plan
+    plan = layout_plan.ranked_layouts
     return {
         "model": model_data(preset),
         "hardware": layout_plan.hardware.name,
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "global_batch": layout_plan.global_batch,
-        "tried": sum(framework_plan.plan.tried_count for framework_plan in (layout_plan, *layout_plan.other_plans)),
-        "by": "memory" if layout_plan.times is None else "time",
+        "tried": sum(
+            framework_plan.ranked_layouts.tried_count for framework_plan in (layout_plan, *layout_plan.other_plans)
+        ),
+        "by": "memory" if layout_plan.training_times is None else "time",
         "feasible": [
-            candidate_data(layout_candidate, framework_plan.range(layout_candidate), is_tie)
+            candidate_data(layout_candidate, framework_plan.step_time_range(layout_candidate), is_tie)
             | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
         ],
@@ -394,7 +410,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
             | (
                 {"fits": False}
                 if candidate is None
-                else {"fits": True} | candidate_data(candidate, compared_plan.range(candidate))
+                else {"fits": True} | candidate_data(candidate, compared_plan.step_time_range(candidate))
             )
             for compared_plan in layout_plan.compared_plans
             for candidate in (compared_plan.first_row[1],)

@@ -41,7 +41,7 @@ LIST_COLUMNS = (
 DETAIL_COLUMNS = (
     Column("quantity", "", justify="left"),
     Column("text", "value"),
-    Column("value", "exactly", units.exact),
+    Column("value", "exactly", units.exact_text),
 )
 
 

@@ -87,7 +87,7 @@ def subtitle_with_rank(subtitle: str, rank_share: SelectedRank | None) -> str:
 def rank_text(rank_share: SelectedRank) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, layer_chunks = rank_share.layout, rank_share.model.chunks
-    rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
+    rank_description = f"rank {rank_share.rank:,} of {plural(layout.world_size, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
     if layer_chunks.layers:
@@ -104,5 +104,5 @@ def counted_rank_notes(rank_share: SelectedRank | None, *notes: str) -> list[str
 
 def replicated_parameters_text(copied_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
-    params_text = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
+    params_text = ", ".join(f"{name} {units.exact_text(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

@@ -76,7 +76,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
-        needs_nccl = self.trains and (self.layout.world > 1 or self.framework.name != WITHOUT_A_NAME)
+        needs_nccl = self.trains and (self.layout.world_size > 1 or self.framework.name != WITHOUT_A_NAME)
         if needs_nccl and hardware.vendor in UNIFIED and not self.accelerators:
             return False
         return self._engine_runs_on(hardware)

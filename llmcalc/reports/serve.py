@@ -37,7 +37,7 @@ def _rate_text(token_rate: float) -> str:
 
 def users_text(users: float) -> str:
     """Writes the number of concurrent requests, which may be below 1 for a rate of arrivals: `64`, `0.031`."""
-    return units.exact(int(users)) if users == int(users) else _rate_text(users)
+    return units.exact_text(int(users)) if users == int(users) else _rate_text(users)
 
 
 SHARED_COLUMNS = (
@@ -54,7 +54,7 @@ RATE_COLUMNS = (
 
 SERVER_COLUMNS = (
     Column("server", "server", justify="left", may_wrap=True),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     *SHARED_COLUMNS,
     *RATE_COLUMNS,
     Column("keeps", "kept", justify="left", is_verdict=True),
@@ -62,7 +62,7 @@ SERVER_COLUMNS = (
 
 TRACE_COLUMNS = (
     Column("server", "server", justify="left", may_wrap=True),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     Column("ttft_50", "TTFT p50", displayed_text),
     Column("ttft_90", "TTFT p90", displayed_text),
     Column("tpot_90", "TPOT p90", displayed_text),
@@ -99,7 +99,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
-    preset, requests = serve_study.preset, serve_study.requests
+    preset, requests = serve_study.preset, serve_study.request_sizes
     warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
     variable_name = serve_study.long_request_variable
@@ -109,7 +109,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
             f"{variable_name}=1"
         )
     notes = [*warnings, *_serve_notes(serve_study, servers)]
-    if any(weight_format is None for weight_format, _ in serve_study.runs):
+    if any(weight_format is None for weight_format, _ in serve_study.memory_by_formats):
         notes[:0] = published_tag_notes(preset, serve_study.engine.title)
     title = f"{preset.display}, {load_text(serve_study)}"
     table_rows = _server_rows(serve_study, servers)
@@ -147,9 +147,10 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
 
 def load_text(serve_study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
-    latency_limits, requests = serve_study.limits, serve_study.requests
+    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
-        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration_text(serve_study.trace.span)}"
+        trace_duration = duration_text(serve_study.trace.duration_seconds)
+        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_duration}"
         return f"{user_count}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
@@ -176,11 +177,11 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
 
 
 def _subtitle_text(serve_study: ServeStudy) -> str:
-    latency_limits = serve_study.limits
+    latency_limits = serve_study.latency_limits
     ttft_text = "likely TTFT" if serve_study.trace is None else "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
-    cached_tokens = serve_study.requests.cached_tokens
+    cached_tokens = serve_study.request_sizes.cached_tokens
     return ", ".join(
         [
             f"{serve_study.engine.title} {serve_study.version.version}",
@@ -208,8 +209,10 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
         server, server_point = servers.servers[server_index], servers.points[server_index]
         keeps_limits = servers.limit_verdicts[server_index]
-        shown_point = server_point or servers.curves[server_index][-1 if serve_study.limits.concurrency else 0]
-        verdict = "no" if not keeps_limits else AT_RISK if serve_study.limits.are_at_risk(shown_point.ttft) else "ok"
+        shown_point = server_point or servers.curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        verdict = (
+            "no" if not keeps_limits else AT_RISK if serve_study.latency_limits.are_at_risk(shown_point.ttft) else "ok"
+        )
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
@@ -224,7 +227,7 @@ def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, boo
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
     """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
-    return 0.0 if server_point is None else round_to_digits(server_point.per_device)
+    return 0.0 if server_point is None else round_to_digits(server_point.tokens_per_second_per_device)
 
 
 def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
@@ -267,7 +270,9 @@ def _point_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
 
 
 def _rate_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
-    last_cell = server_point.per_device if serve_study.price is None else server_point.cost_per_million
+    last_cell = (
+        server_point.tokens_per_second_per_device if serve_study.price is None else server_point.cost_per_million
+    )
     return [server_point.output_tokens_per_second, last_cell]
 
 
@@ -300,7 +305,7 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
-    latency_limits = serve_study.limits
+    latency_limits = serve_study.latency_limits
     if servers.chosen is not None or latency_limits.rate is None or servers.traces:
         return []
     rates = [
@@ -340,7 +345,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         ttft, tpot = (float(getattr(chosen_server.point, name).estimate) for name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
         notes += _arrival_notes(serve_study, server, chosen_server.point)
-        if not servers.traces and serve_study.limits.are_at_risk(chosen_server.point.ttft):
+        if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(0, _at_risk_text(server, chosen_server.point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
@@ -349,18 +354,18 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
     notes += [] if shown_point is None else [f"TTFT: {test_errors_text(shown_point.ttft, serve_study.stack.title)}"]
     notes += [serve_study.version.note] if serve_study.version.note else []
-    if list(serve_study.runs) == [(None, None)]:
+    if list(serve_study.memory_by_formats) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(_uncounted_effects(serve_study))}"]
 
 
 def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
-    return [*([] if serve_study.limits.rate is None else ["bursts of arrivals"]), *NOT_COUNTED]
+    return [*([] if serve_study.latency_limits.rate is None else ["bursts of arrivals"]), *NOT_COUNTED]
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
     """Returns a note on how the requests arrive, with the likely latencies of spread arrivals where they do not."""
-    if serve_study.limits.rate is not None:
+    if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
     if not server.arrives_in_waves or load_point.load.concurrency <= 1:
         return []
@@ -390,18 +395,18 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
         return []
     cheapest_rate, cheapest_server = max(
         (
-            (point.per_device, server)
+            (point.tokens_per_second_per_device, server)
             for server, point, keeps_limits in zip(servers.servers, servers.points, servers.limit_verdicts, strict=True)
             if keeps_limits and point is not None
         ),
         key=lambda candidate: candidate[0],
     )
-    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.point.per_device):
+    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.point.tokens_per_second_per_device):
         return []
+    relative_gain = cheapest_rate / chosen_server.point.tokens_per_second_per_device - 1
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(cheapest_rate / chosen_server.point.per_device - 1, 1)} more tokens/s of a device, within "
-        f"{TIE * 100:g} %: a tie"
+        f"{units.percent(relative_gain, 1)} more tokens/s of a device, within {TIE * 100:g} %: a tie"
     ]
 
 
@@ -448,7 +453,7 @@ def point_data(server_point: LoadPoint) -> dict[str, Any]:
         "tpot": server_point.tpot.amount.as_data(),
         "end_to_end": server_point.end_to_end_seconds.as_data(),
         "output_tokens_per_second": round_to_digits(server_point.output_tokens_per_second),
-        "per_device": round_to_digits(server_point.per_device),
+        "per_device": round_to_digits(server_point.tokens_per_second_per_device),
         "cost_per_million": None
         if server_point.cost_per_million is None
         else round_to_digits(server_point.cost_per_million),
@@ -467,7 +472,7 @@ def _group_data(server: Server) -> dict[str, int] | None:
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
-    latency_limits, requests = serve_study.limits, serve_study.requests
+    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     listed_servers = [
         {
             "options": _server_options(server),
@@ -513,7 +518,7 @@ def _trace_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     trace = serve_study.trace
     if trace is None:
         return None
-    return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest_request}
+    return {"requests": len(trace.requests), "span": trace.duration_seconds, "longest": trace.longest_request}
 
 
 def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:

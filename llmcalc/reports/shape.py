@@ -19,7 +19,7 @@ TARGET_MARK = "→"
 
 SIZE_COLUMNS = (
     Column("num_hidden_layers", "L"),
-    Column("hidden_size", "h", units.exact),
+    Column("hidden_size", "h", units.exact_text),
     Column("aspect_ratio", "h / L"),
 )
 FULL_COLUMNS = tuple(
@@ -139,15 +139,15 @@ def _has_windows(shape_study: ShapeStudy) -> bool:
 
 
 def _shape_size_cells(shape: ModelShape) -> list[Any]:
-    layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
-    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
+    layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.is_target else shape.stack.num_hidden_layers
+    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.is_in_dense_band)]
 
 
 def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.target)
+    return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.is_target)
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
@@ -160,18 +160,18 @@ def _literature_row(model_shape: ModelShape) -> Row:
         tay_verdict,
         verdicts.critical_depth,
         "past" if verdicts.past_critical else "within",
-        is_bold=model_shape.target,
+        is_bold=model_shape.is_target,
     )
 
 
 def _shape_data(model_shape: ModelShape) -> dict[str, Any]:
     stack_shape = model_shape.stack
     return {
-        "target": model_shape.target,
+        "target": model_shape.is_target,
         "num_hidden_layers": stack_shape.num_hidden_layers,
         "hidden_size": stack_shape.hidden_size,
         "aspect_ratio": stack_shape.aspect_ratio,
-        "in_dense_band": model_shape.in_dense_band,
+        "in_dense_band": model_shape.is_in_dense_band,
         "feed_forward_width": stack_shape.feed_forward_width,
         "num_attention_heads": stack_shape.num_attention_heads,
         "num_key_value_heads": stack_shape.num_key_value_heads,
@@ -265,11 +265,11 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_
             "mixture of experts: the number of experts, and of those that each token uses, is held fixed; the width "
             "of each expert grows with h"
         )
-    if any(model_shape.target for model_shape in shape_study.shapes):
+    if any(model_shape.is_target for model_shape in shape_study.shapes):
         notes.append(f"{TARGET_MARK} the model's own h and L")
     elif is_target:
         notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
-    if any(model_shape.in_dense_band for model_shape in shape_study.shapes):
+    if any(model_shape.is_in_dense_band for model_shape in shape_study.shapes):
         notes.append(BAND)
     if shape_study.budget.kind == "train_flops":
         notes.append(_training_budget(shape_study))
@@ -309,7 +309,7 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 def _active_text(shape_study: ShapeStudy) -> list[int]:
     """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
-    target_params = [shape.active for shape in shape_study.shapes if shape.target]
+    target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
         return target_params or [shape_study.budget.value]
     return sorted(

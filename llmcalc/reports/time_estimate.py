@@ -109,13 +109,13 @@ def range_ends_text(seconds_range: TimeRange, separator: str = "-") -> str:
 
 def tpot_text(timed_run: TimedRun) -> str:
     """Writes the range of the seconds per token: `8.1-12 ms`."""
-    return f"{range_ends_text(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
+    return f"{range_ends_text(timed_run.time_range)} {range_unit(float(timed_run.time_range.low), timed_run.seconds)}"
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data, null without an estimate."""
     return {
-        "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
+        "tpot": None if timed_run is None else timed_run.time_range.amount.as_data(),
         "tokens_per_second": None if timed_run is None else round_to_digits(timed_run.tokens_per_second),
     }
 
@@ -158,7 +158,7 @@ MUCH_WAITING = 0.2
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
     software_stack = timed_run.stack
-    tested_errors = timed_run.range.tested_class
+    tested_errors = timed_run.time_range.tested_class
     if tested_errors is not None and tested_errors.eager:
         return []
     if software_stack.on_fastest_host is None or timed_run.host_wait_seconds < MUCH_WAITING * timed_run.seconds:
@@ -166,7 +166,9 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     host_launch = timed_run.device.generation.host_launch
     kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
-    is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
+    is_divided = (
+        timed_run.step_plan is not None and timed_run.step_plan.tp > 1 and bool(software_stack.dtensor_operation)
+    )
     dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
@@ -251,7 +253,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 def _messaging_devices(timed_run: TimedRun) -> int:
     """Returns the number of devices that send messages to each other: replicas do in training."""
     layout = timed_run.layout
-    return layout.world if timed_run.phase == "training" else layout.replica_devices
+    return layout.world_size if timed_run.phase == "training" else layout.replica_devices
 
 
 def report(
@@ -269,17 +271,17 @@ def report(
     notes = [
         *warnings,
         *([] if timed_run.fits else [_size_note(timed_run)]),
-        test_errors_text(timed_run.range, timed_run.stack.title),
+        test_errors_text(timed_run.time_range, timed_run.stack.title),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
-        *unpriced_notes(timed_run.unpriced),
+        *unpriced_notes(timed_run.unpriced_options),
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
         *pass_notes(timed_run),
         *_other_exchange_notes(timed_run),
-        *float16_notes(timed_run.hardware, timed_run.formats.product_format),
+        *float16_notes(timed_run.hardware, timed_run.number_formats.product_format),
         *_time_notes(timed_run, measured_run is not None),
     ]
     time_parts_table = Table(
@@ -307,10 +309,10 @@ def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     the host where its software leaves them there, else the time on a device with more memory."""
     subject = SUBJECTS[timed_run.phase]
     if timed_run.fits or is_measured:
-        return f"{subject} takes {range_text(timed_run.range)}"
+        return f"{subject} takes {range_text(timed_run.time_range)}"
     if timed_run.stack.splits_to_host and timed_run.phase == "decode":
         return f"{subject} takes {duration_text(_seconds_with_host(timed_run))} or more, with layers on the host"
-    return f"it does not fit; with enough memory {subject} takes {range_text(timed_run.range)}"
+    return f"it does not fit; with enough memory {subject} takes {range_text(timed_run.time_range)}"
 
 
 def _run_text(timed_run: TimedRun) -> str:
@@ -330,7 +332,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 def _formats_text(timed_run: TimedRun) -> str:
     """Writes the number format of weights and matrix products if not bfloat16, such as `, fp16 products`."""
-    dtype = timed_run.formats.product_format
+    dtype = timed_run.number_formats.product_format
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
@@ -343,7 +345,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     run_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
+        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
     table_rows: list[Row] = []
@@ -373,7 +375,7 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
     if measured_run is None:
         return []
     seconds, explanation_lines = measured_run
-    is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
+    is_in_range = timed_run.time_range.low <= seconds <= timed_run.time_range.high
     relation_text = "inside" if is_in_range else "outside"
     return [
         f"measured {duration_text(seconds, digit_count=3)}, {relation_text} the range: "
@@ -409,7 +411,9 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
         for run_count, operation in timed_run.operations
         if operation.kind in ("product", "experts")
     )
-    return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
+    return (1 - share_on_host) * float(timed_run.time_range.estimate) + share_on_host * float(
+        read_bytes
+    ) / HOST_BANDWIDTH
 
 
 def _size_note(timed_run: TimedRun) -> str:
@@ -480,18 +484,18 @@ def _time_data(
             "batch": timed_run.sequences,
             "seq": timed_run.seq,
             "context": timed_run.context,
-            "num_microbatches": None if timed_run.plan is None else timed_run.plan.micro_batches,
-            "products": timed_run.formats.product_format,
+            "num_microbatches": None if timed_run.step_plan is None else timed_run.step_plan.micro_batches,
+            "products": timed_run.number_formats.product_format,
         },
         "hardware": timed_run.hardware.name,
         "layout": timed_run.layout.data(),
-        "seconds": timed_run.range.amount.as_data(),
-        "class": timed_run.range.class_data(),
+        "seconds": timed_run.time_range.amount.as_data(),
+        "class": timed_run.time_range.class_data(),
         "tokens_per_second": timed_run.tokens_per_second,
         "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,
         "mfu": {pairs_convention: timed_run.utilization(pairs_convention) for pairs_convention in ("causal", "full")},
         "hfu": timed_run.hardware_utilization,
-        "parts": timed_run.parts,
+        "parts": timed_run.seconds_by_part,
         "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.seconds_by_rule,
@@ -499,7 +503,7 @@ def _time_data(
     }
     if measured_run is not None:
         seconds, explanation_lines = measured_run
-        is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
+        is_in_range = bool(timed_run.time_range.low <= seconds <= timed_run.time_range.high)
         mfu_by_convention = json_document["mfu"].items()
         json_document["measured"] = {
             "seconds": seconds,

@@ -16,7 +16,7 @@ COLUMNS = (
     Column("node", "node", justify="left", may_wrap=True),
     Column("formula", "formula", justify="left", may_wrap=True),
     Column("seconds", "value", displayed_text),
-    Column("repeat", "times", units.exact),
+    Column("repeat", "times", units.exact_text),
 )
 
 

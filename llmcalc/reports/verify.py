@@ -77,7 +77,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
         Column("target", "model", justify="left"),
         *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_groups),
     ]
-    table_columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
+    table_columns += [Column("checks", "checks", units.exact_text), Column("seconds", "time", units.seconds)]
     column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     table_rows = [
         [
@@ -284,12 +284,12 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
-    direct_count = sum(len(comparison.alone) for _, comparison in covered_models)
-    summed_count = sum(len(comparison.summed) for _, comparison in covered_models)
+    direct_count = sum(len(comparison.compared_alone) for _, comparison in covered_models)
+    summed_count = sum(len(comparison.compared_in_sums) for _, comparison in covered_models)
     missing_paths = [
         path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
         for model_verdict, comparison in covered_models
-        for path in comparison.missing
+        for path in comparison.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
@@ -318,8 +318,8 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     free_lines = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
-        Column("closed_form", "closed form", units.exact),
-        Column("measured", "measured", units.exact),
+        Column("closed_form", "closed form", units.exact_text),
+        Column("measured", "measured", units.exact_text),
         Column("difference", "difference", justify="left", may_wrap=True),
     )
     for model_verdict in model_verdicts:
@@ -330,7 +330,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 row(
                     _node_path_or_peak_moment(comparison),
                     comparison.closed_form,
-                    "none" if comparison.measured is None else comparison.measured,
+                    "none" if comparison.measured_value is None else comparison.measured_value,
                     comparison.explanation(model_verdict.sizes),
                 )
                 for comparison in listed_checks

@@ -23,7 +23,7 @@ class CacheTensors(ParameterTensors):
             return
         with count_storages_as(self.graph.meter, "cache"):
             copied_tensors = tuple(
-                self.new_pool_tensor(tensor.shape, tensor.dtype) if self.paged else self.t.copy(tensor)
+                self.new_pool_tensor(tensor.shape, tensor.dtype) if self.paged else self.aten.copy(tensor)
                 for tensor in tensors
             )
             self.store[(*self.cache_path, cache_name)] = copied_tensors

@@ -146,10 +146,10 @@ def _shares_tensors(layer_scope: ModuleScope) -> bool:
     assert layer_scope.first_input is not None
     inner_storages = {id(layer_scope.first_input.storage)}
     for operation in layer_scope.steps():
-        if any(id(input_value.storage) not in inner_storages for input_value in operation.ins):
+        if any(id(input_value.storage) not in inner_storages for input_value in operation.input_values):
             return True
-        inner_storages |= {id(output_value.storage) for output_value in operation.outs}
-    return layer_scope.about.get("role") == "shared"
+        inner_storages |= {id(output_value.storage) for output_value in operation.output_values}
+    return layer_scope.node_fields.get("role") == "shared"
 
 
 def _stacks_of_scope(
@@ -159,14 +159,14 @@ def _stacks_of_scope(
     layer_scopes = [
         item
         for item in module_scope.items
-        if isinstance(item, ModuleScope) and item.first_input is not None and not item.about.get("optional")
+        if isinstance(item, ModuleScope) and item.first_input is not None and not item.node_fields.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
     for scope_item in module_scope.items:
         if (
             isinstance(scope_item, ModuleScope)
             and scope_item.first_input is None
-            and not scope_item.about.get("optional")
+            and not scope_item.node_fields.get("optional")
         ):
             stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
     return stacks

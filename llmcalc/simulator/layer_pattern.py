@@ -14,10 +14,12 @@ def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes
-        layer_indices = layer_kind.about.get("indices")
-        return [layer_kind] * (layer_kind.about["repeat"] if layer_indices is None else len(layer_indices))
+        layer_indices = layer_kind.node_fields.get("indices")
+        return [layer_kind] * (layer_kind.node_fields["repeat"] if layer_indices is None else len(layer_indices))
     kinds_by_index = {
-        kind_layer_index: kind_scope for kind_scope in layer_scopes for kind_layer_index in kind_scope.about["indices"]
+        kind_layer_index: kind_scope
+        for kind_scope in layer_scopes
+        for kind_layer_index in kind_scope.node_fields["indices"]
     }
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 

@@ -20,13 +20,13 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
     for scope_item in module_scope.items:
         if (
             not isinstance(scope_item, ModuleScope)
-            or scope_item.about.get("optional")
-            or scope_item.about.get("role") == "shared"
-            or (scope_item.per_layer and scope_item.about.get("role") == "kept")
+            or scope_item.node_fields.get("optional")
+            or scope_item.node_fields.get("role") == "shared"
+            or (scope_item.per_layer and scope_item.node_fields.get("role") == "kept")
         ):
             continue
-        copy_count = repeat_count * scope_item.about.get("repeat", 1)
-        if scope_item.about.get("role") not in NEVER_RUN:
+        copy_count = repeat_count * scope_item.node_fields.get("repeat", 1)
+        if scope_item.node_fields.get("role") not in NEVER_RUN:
             yield from unused_modules(scope_item, copy_count)
             continue
         for node_position in scope_item.node().walk():
@@ -36,7 +36,7 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
 
 def is_stack_layer(module_scope: ModuleScope) -> bool:
     """Whether a repeated module is a layer of a stack (and not a multi-token-prediction module)."""
-    return module_scope.first_input is not None and not module_scope.about.get("optional")
+    return module_scope.first_input is not None and not module_scope.node_fields.get("optional")
 
 
 def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
@@ -45,7 +45,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
         if isinstance(scope_item, AlternativeBranches):
             for branch in scope_item.branches.values():
                 yield from modules_below(branch, parent_path)
-        elif isinstance(scope_item, ModuleScope) and scope_item.about.get("role") not in NEVER_RUN:
+        elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in NEVER_RUN:
             module_path = f"{parent_path}{scope_item.name}"
             if (
                 scope_item.argument is not None
@@ -94,7 +94,7 @@ def last_readers(
                     # the first branch stands for it
                     shared_values.add(id(executed_branch.output.storage))
             elif isinstance(scope_item, Step):
-                for recorded_value in scope_item.ins:
+                for recorded_value in scope_item.input_values:
                     storage_id = id(recorded_value.storage)
                     last_reader_ids[storage_id], last_reading_layers[storage_id] = id(scope_item), layer
                     if (
@@ -103,15 +103,17 @@ def last_readers(
                         and not is_view_of(recorded_value, layer.first_input)
                     ):
                         shared_values.add(storage_id)
-                for recorded_value in scope_item.outs:
+                for recorded_value in scope_item.output_values:
                     layer_of_value[id(recorded_value)] = layer
             elif not is_module_skipped(scope_item):
                 visit(scope_item.items, scope_item if scope_item.first_input is not None else layer)
                 if scope_item.stacked_axis is not None:  # each of its runs reads what comes from outside
                     operations = list(scope_item.steps())
-                    inner_value_ids = {id(output_value) for operation in operations for output_value in operation.outs}
+                    inner_value_ids = {
+                        id(output_value) for operation in operations for output_value in operation.output_values
+                    }
                     storages_read = {
-                        id(input_value.storage) for operation in operations for input_value in operation.ins
+                        id(input_value.storage) for operation in operations for input_value in operation.input_values
                     }
                     last_reader_ids.update(dict.fromkeys(storages_read - inner_value_ids, id(scope_item)))
 

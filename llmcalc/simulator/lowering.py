@@ -77,13 +77,18 @@ class Lowering(ProgramLowering):
         if not self.recompute.layers:
             return
         self.carries_tensors: bool = any(
-            operation.verb == "carry" and len(operation.ins) > 1 for operation in root_scope.steps(includes_idle=False)
+            operation.verb == "carry" and len(operation.input_values) > 1
+            for operation in root_scope.steps(includes_idle=False)
         )
         for module_scope in root_scope.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(includes_idle=False))
-                computed_values = {id(output_value) for operation in operations for output_value in operation.outs}
-                storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
+                computed_values = {
+                    id(output_value) for operation in operations for output_value in operation.output_values
+                }
+                storages_read = {
+                    id(input_value.storage) for operation in operations for input_value in operation.input_values
+                }
                 layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
                 self.values_computed[id(module_scope)] = computed_values
                 self.storages_read[id(module_scope)] = storages_read - computed_values - layer_input_ids
@@ -108,18 +113,18 @@ class Lowering(ProgramLowering):
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
-        computed_values = {id(output_value) for operation in operations for output_value in operation.outs}
+        computed_values = {id(output_value) for operation in operations for output_value in operation.output_values}
         values_read = {
             id(input_value): input_value
             for operation in operations
-            for input_value in operation.ins
+            for input_value in operation.input_values
             if nearest_base_id(input_value, computed_values) is None
         }
         values_read_outside = (
             input_value
             for operation in root_scope.steps(includes_idle=False)
             if id(operation) not in step_ids
-            for input_value in operation.ins
+            for input_value in operation.input_values
         )
         return RecomputedModule(
             tuple(

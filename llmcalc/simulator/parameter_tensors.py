@@ -55,7 +55,7 @@ class ParameterTensors(ValueTensors):
     def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
-        shape = element_count(operation.weight.out), element_count(operation.weight.ins)
+        shape = element_count(operation.weight.output_axes), element_count(operation.weight.input_axes)
         lending_layer = operation.options.get("lent")
         if lending_layer:
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
@@ -65,7 +65,9 @@ class ParameterTensors(ValueTensors):
         """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
-            operation.weight, operation.name, (element_count(operation.weight.ins), element_count(operation.weight.out))
+            operation.weight,
+            operation.name,
+            (element_count(operation.weight.input_axes), element_count(operation.weight.output_axes)),
         )
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:

@@ -101,7 +101,7 @@ class ProgramLowering(CacheTensors):
             self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
         else:
             input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.t.transpose(input_frames, 1, 2)
+            self.inputs[program.frames.rows] = self.aten.transpose(input_frames, 1, 2)
 
     def create_stage_input(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
@@ -128,7 +128,7 @@ class ProgramLowering(CacheTensors):
         values_once_computed, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
         outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
-        with self.graph.no_grad() if module_scope.about.get("role") == "no_grad" else nullcontext():
+        with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
                 self.run_items(module_scope.items)
             else:
@@ -177,11 +177,11 @@ class ProgramLowering(CacheTensors):
 
     def skips_module(self, module_scope: ModuleScope) -> bool:
         """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
-        return self.is_excluded(module_scope) or module_scope.about.get("role") in NEVER_RUN
+        return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in NEVER_RUN
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
         """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
-        optional_part = program_item.about.get("optional")
+        optional_part = program_item.node_fields.get("optional")
         return bool(optional_part) and optional_part not in self.include
 
     def has_run(self, module_scope: ModuleScope) -> bool:
@@ -233,7 +233,7 @@ class ProgramLowering(CacheTensors):
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
         argument_slices = (
-            None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
+            None if module_scope.argument_slice is None else self.aten.unbind(self.tensor_of(module_input), 2)
         )
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
@@ -245,7 +245,7 @@ class ProgramLowering(CacheTensors):
             self.values.pop(id(module_scope.argument_slice))
         self.stacks[id(module_output)] = outputs
         self.release_last_reads(
-            module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins)
+            module_scope, (input_value for operation in module_scope.steps() for input_value in operation.input_values)
         )
 
     def run_layers(self, layer_scopes: list[ModuleScope]) -> None:
@@ -258,7 +258,7 @@ class ProgramLowering(CacheTensors):
         self.stack_number += 1
         module_after_first_layer, self.after_first = self.after_first, None
         for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
-            layer_name = layer_scope.about.get("label", "").removesuffix(SHARED)
+            layer_name = layer_scope.node_fields.get("label", "").removesuffix(SHARED)
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
             layer_input = hidden_states
             del hidden_states
@@ -302,16 +302,16 @@ class ProgramLowering(CacheTensors):
     def run_step(self, operation: Step) -> None:
         """Runs an operation with the profile's method of the same name, unless the results are cached."""
         if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
-            self.absent_values.update(map(id, operation.outs))
+            self.absent_values.update(map(id, operation.output_values))
             self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
-            self.release_last_reads(operation, operation.ins)
+            self.release_last_reads(operation, operation.input_values)
             return
         kernel = self.kernel_of(operation)
         if kernel is None:
             raise self.unknown_verb_error(operation, operation.verb)
         EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
-        self.release_last_reads(operation, operation.ins)
+        self.release_last_reads(operation, operation.input_values)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the profile's method for an operation; None if the profile has none."""
@@ -321,12 +321,12 @@ class ProgramLowering(CacheTensors):
         """Whether earlier passes have cached everything that an operation's results are used for."""
         if operation.verb in WITHOUT_NEW:
             return False
-        if any(map(self.is_from_earlier_pass, operation.ins)):
+        if any(map(self.is_from_earlier_pass, operation.input_values)):
             return True
         return (
-            not operation.ins
-            and bool(operation.outs)
-            and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
+            not operation.input_values
+            and bool(operation.output_values)
+            and all(self.is_computed_earlier(output_value.rows) for output_value in operation.output_values)
         )
 
     def release_last_reads(self, last_reader: Step | ModuleScope, recorded_values: Iterable[Value]) -> None:
@@ -340,13 +340,13 @@ class ProgramLowering(CacheTensors):
     def do_hold(self, operation: Step) -> None:
         """Keeps tensors alive as local variables of a module."""
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for operation_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if not self.is_from_earlier_pass(recorded_value):
                 module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
 
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for operation_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             self.memo[operation_name] = self.tensor_of(recorded_value)
 
     def do_enter(self, operation: Step) -> None:
@@ -362,18 +362,19 @@ class ProgramLowering(CacheTensors):
 
     def do_add_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
-        self.further_outputs.append(self.tensor_of(operation.ins[0]))
+        self.further_outputs.append(self.tensor_of(operation.input_values[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:
         """Runs dropout in training, if the model's dropout probability is not 0."""
         self.store_tensor(
-            operation.outs[0], self.apply_dropout(self.tensor_of(operation.ins[0]), operation.options["probability"])
+            operation.output_values[0],
+            self.apply_dropout(self.tensor_of(operation.input_values[0]), operation.options["probability"]),
         )
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout, or unchanged outside of training or with probability 0."""
-        return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
+        return self.aten.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})

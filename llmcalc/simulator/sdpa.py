@@ -118,7 +118,7 @@ def has_extra_mask_input(attention: Step) -> bool:
     That is a bias that the class gives it so, or one selection of keys for all heads.
     """
     if attention.options["narrowed"]:
-        return not attention.options["biased"] and not attention.ins[-1].axes
+        return not attention.options["biased"] and not attention.input_values[-1].axes
     return bool(attention.options["bias_in_sdpa"])
 
 

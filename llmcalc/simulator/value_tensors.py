@@ -50,7 +50,7 @@ class ValueTensors:
         self.choices: KernelChoices = choices
         self.adapters: Adapters | None = adapters
         autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
-        self.t: Aten = Aten(autograd_graph)
+        self.aten: Aten = Aten(autograd_graph)
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
@@ -113,7 +113,7 @@ class ValueTensors:
         value_tensor, shape = self.tensor_of(recorded_value.view_source), self.shape(recorded_value)
         # rows of every sequence alike
         if recorded_value.view_source.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
-            return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
+            return self.aten.expand(self.aten.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)
             and value_tensor.count != count(shape)
@@ -122,8 +122,8 @@ class ValueTensors:
             if recorded_value.rows == recorded_value.view_source.rows:  # rows of earlier passes are there too
                 shape = (shape[0], value_tensor.shape[1], *shape[2:])
             else:
-                value_tensor = self.t.slice(value_tensor, shape[1], 1)
-        return self.t.reshape(value_tensor, shape)
+                value_tensor = self.aten.slice(value_tensor, shape[1], 1)
+        return self.aten.reshape(value_tensor, shape)
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
         """Whether this pass does not compute a value, because an earlier pass has cached the result."""
@@ -158,7 +158,7 @@ class ValueTensors:
         )
         if len(recorded_value.axes) == 1:
             return value_tensor
-        return self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
+        return self.aten.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
@@ -168,7 +168,7 @@ class ValueTensors:
         shape = self.shape(recorded_value)
         if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
-        self.bind(recorded_value, self.t.reshape(tensor, shape))
+        self.bind(recorded_value, self.aten.reshape(tensor, shape))
 
     def bind(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
@@ -182,7 +182,7 @@ class ValueTensors:
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.compute_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
+        return self.compute_once(("span", tokens), lambda: self.aten.new_tensor((tokens,), INT64))
 
     def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
@@ -220,7 +220,7 @@ class ValueTensors:
                 path_parts.append(module_frame.scope.list_index)
             if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
-                is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
+                is_shared = any(module_scope.node_fields.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
                 path_parts.append(
                     module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, decode_text, read_bytes, require_few_elements
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    value_text, error_type = shown(error.get("input")), error["type"]
+    value_text, error_type = short_repr(error.get("input")), error["type"]
     error_context: dict[str, Any] = error.get("ctx") or {}
     if error_type in EXPECTED:
         return f"{value_text} is not {EXPECTED[error_type]}"
@@ -267,7 +267,7 @@ def explain_value(error: Mapping[str, Any]) -> str:
         case "literal_error" | "enum":
             return f"{value_text} is not known; expected {error_context['expected']}"
         case "union_tag_invalid":
-            return f"{shown(error_context['tag'])} is not known; expected {error_context['expected_tags']}"
+            return f"{short_repr(error_context['tag'])} is not known; expected {error_context['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":

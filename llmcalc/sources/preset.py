@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from ..characters import printable
-from ..errors import InputError, MissingExtra, shown
+from ..errors import InputError, MissingExtra, short_repr
 from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import DTYPE_BITS
@@ -193,8 +193,8 @@ class Preset(Record):
     def remark_on_sizes(self, checkpoint_name: str) -> str:
         """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""
         return (
-            f". These are the sizes of {self.name}, as {shown(checkpoint_name)} is not here: quantized checkpoints may "
-            "have padded ones; expected its config.json as TARGET"
+            f". These are the sizes of {self.name}, as {short_repr(checkpoint_name)} is not here: quantized "
+            "checkpoints may have padded ones; expected its config.json as TARGET"
         )
 
     def __repr__(self) -> str:

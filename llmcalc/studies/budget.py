@@ -32,7 +32,7 @@ class BudgetCheck:
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
     settings: settings of the run in the budget.
-    measured: exact value, in parameters, FLOPs or bytes.
+    measured_value: exact value, in parameters, FLOPs or bytes.
     limits: the bounds.
     accelerator: the accelerator for the key `fits`; else empty.
     warning: note that the sequence exceeds the model's context length; else empty.
@@ -41,7 +41,7 @@ class BudgetCheck:
     target: str
     key: str
     settings: dict[str, Any]
-    measured: Fraction
+    measured_value: Fraction
     limits: tuple[BudgetLimit, ...]
     accelerator: str = ""
     warning: str = ""
@@ -49,12 +49,14 @@ class BudgetCheck:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(bound_limit.is_met_by(self.measured) for bound_limit in self.limits)
+        return all(bound_limit.is_met_by(self.measured_value) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured)), None)
+        return next(
+            (bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured_value)), None
+        )
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
@@ -99,7 +101,7 @@ def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[st
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS[bound_key]
     return {
-        declared_settings[setting_name].name: declared_settings[setting_name].checked(setting_value, setting_name)
+        declared_settings[setting_name].name: declared_settings[setting_name].checked_value(setting_value, setting_name)
         for setting_name, setting_value in bound.settings.items()
     }
 

@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from ..device_memory.settings import SHORTHANDS
 from ..device_memory.settings import Settings as RunSettings
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
@@ -249,14 +249,15 @@ def _parse_limit(
     example_text = EXAMPLES[quantity_kind]
     if isinstance(limit_value, bool) or not isinstance(limit_value, str | int):
         raise ValueError(
-            f"{location}: {shown(limit_value)} is no bound; expected text such as '{example_text}', or a whole number"
+            f"{location}: {short_repr(limit_value)} is no bound; expected text such as '{example_text}', or a whole "
+            "number"
         )
     if isinstance(limit_value, int) and abs(limit_value) >= 10**LONGEST_NUMBER:
-        raise ValueError(f"{location}: {shown(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
+        raise ValueError(f"{location}: {short_repr(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
     limit_match = _BOUND.fullmatch(str(limit_value))
     if limit_match is None:
         raise ValueError(
-            f"{location}: {shown(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
+            f"{location}: {short_repr(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
         )
     if is_operator_fixed and limit_match[1]:
         raise ValueError(

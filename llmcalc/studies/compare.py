@@ -69,7 +69,7 @@ class StackShape:
         return self.hidden_size / self.num_hidden_layers
 
     @property
-    def in_dense_band(self) -> bool:
+    def is_in_dense_band(self) -> bool:
         return is_in_dense_band(self.hidden_size, self.num_hidden_layers)
 
     @property
@@ -217,7 +217,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         block=block,
         hidden_size=hidden_size,
         feed_forward_width=network.active_width() if isinstance(network, Network) else None,
-        mixture_of_experts=isinstance(network, Network) and network.mixture,
+        mixture_of_experts=isinstance(network, Network) and network.is_mixture_of_experts,
         num_attention_heads=None if head_sizes is None else head_sizes.heads,
         num_key_value_heads=None if head_sizes is None else head_sizes.kv_heads,
         head_dim=None if head_sizes is None else head_sizes.head_dim,

@@ -97,7 +97,7 @@ class RunCost:
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.
     step_tokens, step_sequences: tokens and sequences of a step. is_measured: whether the step was measured.
-    range: the range of an estimated step or token; None of a measured one.
+    time_range: the range of an estimated step or token; None of a measured one.
     stack_title: the title of the software stack of the estimated times; empty without one.
     plan: the plan whose first layout trains; None for others.
     server, load_point: what serves the requests; None for training.
@@ -114,7 +114,7 @@ class RunCost:
     step_tokens: int | None = None
     step_sequences: int | None = None
     is_measured: bool = False
-    range: TimeRange | None = None
+    time_range: TimeRange | None = None
     stack_title: str = ""
     plan: LayoutPlan | None = None
     server: Server | None = None

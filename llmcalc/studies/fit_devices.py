@@ -43,7 +43,7 @@ class DevicesFitAnswer:
     """The verdict on whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
     layout_plan: the plan of all layouts.
-    best: the best layout; it fits if any does.
+    best_candidate: the best layout; it fits if any does.
     fit: the verdict on the best layout.
     fewest_devices: fewest accelerators on which some layout fits; None if none of the tried numbers suffices.
     layout_on_fewest: the layout on the fewest accelerators.
@@ -55,7 +55,7 @@ class DevicesFitAnswer:
     """
 
     layout_plan: LayoutPlan
-    best: Candidate
+    best_candidate: Candidate
     fit: MemoryFit
     fewest_devices: int | None
     layout_on_fewest: Candidate | None
@@ -105,12 +105,12 @@ def fit_devices(
     if run_on_several is not None:
         devices_question = replace(devices_question, several_devices_question=question_of(*run_on_several))
     layout_plan = devices_question.plan_devices(layout_request.devices)
-    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+    if layout_plan.ranked_layouts.ended_early and not layout_plan.ranked_layouts.feasible:
         raise incomplete_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         most_frequent_reason = max(
-            layout_plan.plan.refusal_counts.items(),
+            layout_plan.ranked_layouts.refusal_counts.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
@@ -222,14 +222,16 @@ class DevicesQuestion:
     def best_fitting_layout(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits, with variants of typed sizes; None without."""
         try:
-            return next(iter(self.plan_devices(devices, "never", "memory", tries_variants=True).plan.feasible), None)
+            return next(
+                iter(self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.feasible), None
+            )
         except InputError:
             return None
 
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    plan = layout_plan.plan
+    plan = layout_plan.ranked_layouts
     return plan.feasible[0] if plan.feasible else plan.nearest_candidate
 
 
@@ -239,8 +241,8 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
     Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
     """
     devices = layout_plan.devices
-    if layout_plan.plan.feasible:
-        return _fewest_devices_by_halving(devices_question, devices, layout_plan.plan.feasible[0])
+    if layout_plan.ranked_layouts.feasible:
+        return _fewest_devices_by_halving(devices_question, devices, layout_plan.ranked_layouts.feasible[0])
     if replace(devices_question.layout_request, devices=devices).has_all_sizes:
         fitting_variant = devices_question.best_fitting_layout(devices)
         if fitting_variant is not None:

@@ -157,11 +157,18 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
         return cluster.rank_memory(fullest_rank, runtime).device
 
     if cluster.trains:
-        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on)
+        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world_size
+        return _RunOnDevices(
+            cluster.layout.world_size, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on
+        )
     least_bytes = _least_bytes(cluster.inference_rank(0))
     return _RunOnDevices(
-        cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on, memory_of_fullest_rank
+        cluster.layout.world_size,
+        cluster.layout,
+        largest_memory,
+        least_bytes,
+        least_tensor_bytes_on,
+        memory_of_fullest_rank,
     )
 
 
@@ -192,7 +199,7 @@ def hardware_options(
         is_training
         and framework_name is not None
         and replace(layout_request, devices=1).is_undivided
-        and framework(framework_name).layouts.default_zero_stage != 3
+        and framework(framework_name).layout_rules.default_zero_stage != 3
     ):
         raise InputError(
             f"--framework {framework_name}: its layouts are planned for one kind of accelerator; add --hardware"
@@ -227,9 +234,9 @@ def _runs_on_usual_number(
 ) -> Iterable[_RunOnDevices]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
-    if has_stated_number or not (hardware.vendor in WHOLE_COMPUTERS or hardware.is_of_laptops):
+    if has_stated_number or not (hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu):
         return device_runs
-    if hardware.is_of_laptops:
+    if hardware.is_laptop_gpu:
         most_computers = 1
     else:
         most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS

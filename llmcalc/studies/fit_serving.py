@@ -49,7 +49,7 @@ class ServingFitAnswer:
 
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
-    best: the layout that fits with most replicas; if none fits, the one that requires least.
+    best_replica: the layout that fits with most replicas; if none fits, the one that requires least.
     fewest_devices: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the
         tried numbers suffices.
     layout_on_fewest: the layout of that replica.
@@ -60,7 +60,7 @@ class ServingFitAnswer:
 
     memory: Memory
     tried_replicas: tuple[ReplicaFit, ...]
-    best: ReplicaFit
+    best_replica: ReplicaFit
     fewest_devices: int | None
     layout_on_fewest: Layout | None
     largest_run: FitAnswer
@@ -100,7 +100,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     if not is_fitting and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
         setting_changes = (
-            SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit),
+            SettingChange(devices_option(fewest_layout.world_size, fewest_layout), larger_replica.fit),
             *setting_changes,
         )
     timed_replicas = [
@@ -224,7 +224,7 @@ def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_req
     while devices <= MOST_TRIED:
         for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):
             if (
-                layout.replica_devices == layout.world
+                layout.replica_devices == layout.world_size
                 and _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no"
             ):
                 return layout

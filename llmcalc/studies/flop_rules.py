@@ -80,7 +80,7 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None:
     """Returns (heads, head size, active FFN width) of a transformer layer; None for layers of other kinds."""
     mixer, network = layer.attention, layer.feed_forward
-    if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
+    if not layer.is_plain_transformer_layer or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
     head_sizes, active_ffn_width = mixer.head_sizes(input_width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_ffn_width is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble_fraction
@@ -116,7 +116,7 @@ def parse_sizes(sizes_text: str) -> dict[str, int]:
             or size_name in layout_sizes
         ):
             raise InputError(
-                f"--where: {shown(size_assignment)}; expected sizes of a layout such as tp=8,pp=16, "
+                f"--where: {short_repr(size_assignment)}; expected sizes of a layout such as tp=8,pp=16, "
                 f"of {', '.join(PLACED_SIZES)}"
             )
         layout_sizes[size_name] = int(size_text)

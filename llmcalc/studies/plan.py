@@ -131,10 +131,10 @@ class LayoutPlan:
     hardware: the accelerator.
     devices: number of accelerators.
     global_batch: sequences per step of all devices.
-    plan: the layouts, sorted by whether they fit.
-    tried: all layouts of the search.
+    ranked_layouts: the layouts, sorted by whether they fit.
+    layout_search: all layouts of the search.
     rows: number of layouts to replay.
-    times: the seconds of a step of any layout; None if layouts are ordered by memory.
+    training_times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
     compared_plans: plans of one row under other frameworks, for a run that names none: their layouts are not listed.
@@ -147,10 +147,10 @@ class LayoutPlan:
     hardware: Hardware
     devices: int
     global_batch: int
-    plan: RankedLayouts
-    tried: LayoutSearch
+    ranked_layouts: RankedLayouts
+    layout_search: LayoutSearch
     rows: int
-    times: TrainingTimes | None = None
+    training_times: TrainingTimes | None = None
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
     compared_plans: tuple[LayoutPlan, ...] = ()
@@ -193,7 +193,7 @@ class LayoutPlan:
         plans = (self, *self.other_plans)
         return [
             *(candidate for _, candidate in self.rows_of_frameworks),
-            *(candidate for layout_plan in plans for candidate in layout_plan.plan.unreplayed),
+            *(candidate for layout_plan in plans for candidate in layout_plan.ranked_layouts.unreplayed),
         ]
 
     @property
@@ -207,9 +207,9 @@ class LayoutPlan:
         layouts_and_plans = [
             (framework_plan, candidate)
             for framework_plan in (self, *self.other_plans)
-            for candidate in framework_plan.plan.feasible
+            for candidate in framework_plan.ranked_layouts.feasible
         ]
-        if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
+        if self.other_plans and all(layout_plan.training_times is not None for layout_plan, _ in layouts_and_plans):
             rank_by_candidate_id = {
                 id(candidate): i
                 for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
@@ -217,11 +217,11 @@ class LayoutPlan:
             layouts_and_plans.sort(key=lambda layout_and_plan: rank_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
-    def range(self, candidate: Candidate) -> TimeRange | None:
+    def step_time_range(self, candidate: Candidate) -> TimeRange | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
-        if self.times is None or candidate.seconds is None:
+        if self.training_times is None or candidate.seconds is None:
             return None
-        training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
+        training_times = self.training_times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.time_range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     def _run_memory(self, candidate: Candidate) -> Memory:
@@ -236,13 +236,13 @@ class LayoutPlan:
         None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
         fit with them.
         """
-        nearest_candidate = self.plan.nearest_candidate
-        has_fit = self.plan.feasible or self.plan.unreplayed
+        nearest_candidate = self.ranked_layouts.nearest_candidate
+        has_fit = self.ranked_layouts.feasible or self.ranked_layouts.unreplayed
         if (
             has_fit
             or nearest_candidate is None
             or not nearest_candidate.may_fit
-            or self.plan.ended_early
+            or self.ranked_layouts.ended_early
             or self.memory.cuda_runtime.has_expandable_segments
         ):
             return None
@@ -257,17 +257,21 @@ class LayoutPlan:
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """
-        is_recompute_chosen = self.memory.settings.recompute is not None or self.times is not None
+        is_recompute_chosen = self.memory.settings.recompute is not None or self.training_times is not None
         if (
             is_recompute_chosen
-            or self.plan.ended_early
-            or TOO_MUCH not in self.plan.refusal_counts
-            or len(self.plan.feasible) >= self.rows
+            or self.ranked_layouts.ended_early
+            or TOO_MUCH not in self.ranked_layouts.refusal_counts
+            or len(self.ranked_layouts.feasible) >= self.rows
         ):
             return None
         peak_estimate, capacity_bytes = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
         return len(
-            [layout for layout in self.tried.possible_layouts if tensors_fit(peak_estimate, *layout, capacity_bytes)]
+            [
+                layout
+                for layout in self.layout_search.possible_layouts
+                if tensors_fit(peak_estimate, *layout, capacity_bytes)
+            ]
         )
 
 
@@ -327,7 +331,7 @@ def plan_of(
         global_batch,
         micro_batch,
         seq,
-        framework_record.layouts,
+        framework_record.layout_rules,
         layout_request,
         node_devices,
         tries_variants,
@@ -407,7 +411,7 @@ def plan_of(
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     """Returns the first plan with a fitting layout, joined with other such plans; the last plan if there is none."""
-    fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
+    fitting_plans = [layout_plan for layout_plan in plans if layout_plan.ranked_layouts.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
@@ -418,7 +422,7 @@ def search_budget() -> WorkBudget:
 
 def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
-    ranked_layouts = layout_plan.plan
+    ranked_layouts = layout_plan.ranked_layouts
     return InputError(
         f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all "
         f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
@@ -446,7 +450,9 @@ def _layout_times(
     if order_name == "memory":
         return None, ""
     run_settings = (
-        TimeSettings(framework_record.stack(None, False, model_memory.spec.has_experts), loss=framework_record.loss)
+        TimeSettings(
+            framework_record.stack_name(None, False, model_memory.spec.has_experts), loss=framework_record.loss
+        )
         if time_settings is None
         else time_settings(framework_record)
     )
@@ -491,13 +497,13 @@ class LayoutOrder:
     sent_bytes: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
     replayed_bytes: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator,
         or of any rank above enough.
-    errors: bounds of the error of `tensor_bytes`.
+    estimate_errors: bounds of the error of `tensor_bytes`.
     step_seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
-    recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
+    recompute_modes: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
         least; default none.
-    exceeds: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are, which is
-        known sooner than the bytes of its largest rank; default never.
+    has_too_large_rank: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are,
+        which is known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
     """
@@ -507,11 +513,11 @@ class LayoutOrder:
     tensor_bytes: Callable[[Layout, int, str], int]
     sent_bytes: Callable[[Layout, int, str], int]
     replayed_bytes: Callable[[Layout, int, str, int | None], int]
-    errors: EstimateErrors
+    estimate_errors: EstimateErrors
     step_seconds: Callable[[Layout, int, str], float] | None = None
-    recomputations: Sequence[str] = (AS_CONFIGURED,)
+    recompute_modes: Sequence[str] = (AS_CONFIGURED,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
-    exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
+    has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
@@ -567,9 +573,9 @@ class LayoutOrder:
                 break
             if self._estimated_sizes and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 return None
-            if not self._has_too_large_rank(*layouts[i], self.recomputations[-1]):
+            if not self._has_too_large_rank(*layouts[i], self.recompute_modes[-1]):
                 with suppress(InputError):
-                    candidate = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
+                    candidate = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
                     fastest_candidates += [candidate] if candidate is not None and candidate.may_fit else []
         if not fastest_candidates:
             return RankedLayouts(len(layouts))
@@ -583,7 +589,7 @@ class LayoutOrder:
         """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
         assert self.step_seconds is not None
         try:
-            return self.step_seconds(layout, micro_batches, self.recomputations[0])
+            return self.step_seconds(layout, micro_batches, self.recompute_modes[0])
         except InputError:
             return 0.0
 
@@ -666,7 +672,7 @@ class LayoutOrder:
                 candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
             elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
                 try:
-                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
+                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
                 except InputError as error:
                     candidates_or_errors[i] = error
         return candidates_or_errors
@@ -678,7 +684,7 @@ class LayoutOrder:
     def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
         try:
-            return self.least_bytes(layout, micro_batches, self.recomputations[-1])
+            return self.least_bytes(layout, micro_batches, self.recompute_modes[-1])
         except InputError:
             return 0
 
@@ -692,13 +698,13 @@ class LayoutOrder:
     def _has_too_large_rank(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether the tensors of a rank exceed the capacity; false if it cannot be estimated."""
         try:
-            return self.exceeds(layout, micro_batches, recompute, self._exceeds_capacity)
+            return self.has_too_large_rank(layout, micro_batches, recompute, self._exceeds_capacity)
         except InputError:
             return False
 
     def _exceeds_capacity(self, byte_count: int) -> bool:
         """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
-        return self.errors.lower_bound(byte_count) > self.capacity
+        return self.estimate_errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
@@ -742,7 +748,7 @@ class LayoutOrder:
                 layout,
                 micro_batches,
                 *candidate_bytes,
-                upper_bound=self.errors.upper_bound(tensor_bytes),
+                upper_bound=self.estimate_errors.upper_bound(tensor_bytes),
                 recompute=recompute,
             )
             if may_fit:
@@ -751,7 +757,7 @@ class LayoutOrder:
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
-        recompute_modes = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
+        recompute_modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
                 self._fitting_candidate(candidate.layout, candidate.micro_batches, recompute_modes)
@@ -779,7 +785,7 @@ class LayoutOrder:
             if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:
-                candidate = self._fitting_candidate(layout, micro_batches, self.recomputations)
+                candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes)
             except InputError as error:
                 self.layout_search.refuse(error)
                 continue
@@ -807,11 +813,11 @@ class LayoutOrder:
         nearest_candidates = [
             candidate
             for candidate in sorted_candidates[:NEAREST_REPLAYS]
-            if self.errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
+            if self.estimate_errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
         ]
         for candidate_number, candidate in enumerate(sorted_candidates):
             if smallest_candidate is not None and (
-                smallest_candidate.device_bytes <= self.errors.lower_bound(candidate.device_bytes)
+                smallest_candidate.device_bytes <= self.estimate_errors.lower_bound(candidate.device_bytes)
                 or replay_count == NEAREST_REPLAYS
                 or self.budget.is_spent()
             ):

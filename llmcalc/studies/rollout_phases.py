@@ -130,14 +130,16 @@ class _PhaseCalculator:
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device between passes."""
         other_states = [
-            term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
+            term
+            for term in self._other_models()
+            if term.name != "reference" or term.name not in self.rollout.offloaded_states
         ]
         return list(_nonzero_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
         for memory_kind in TRAINED:
-            if memory_kind not in self.rollout.offloaded or memory_kind in loaded_states:
+            if memory_kind not in self.rollout.offloaded_states or memory_kind in loaded_states:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
     def _other_models(self) -> Iterator[PhaseTerm]:
@@ -149,8 +151,8 @@ class _PhaseCalculator:
             yield self._critic_terms()
 
     def _frozen_models(self) -> Iterator[tuple[str, AdditionalModel]]:
-        yield "reference", self.rollout.reference
-        yield "reward", self.rollout.reward
+        yield "reference", self.rollout.reference_model
+        yield "reward", self.rollout.reward_model
 
     def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
         parameters = model.parameters or self.cluster.memory.states.parameter_count.total
@@ -217,7 +219,7 @@ class _PhaseCalculator:
         rollout = self.rollout
         yield from self._trained_states(("weights",))
         yield from self._other_models()
-        if "weights" not in rollout.offloaded:
+        if "weights" not in rollout.offloaded_states:
             frozen_weight_terms = (
                 self._frozen_term(name, model)
                 for name, model in self._frozen_models()

@@ -95,7 +95,8 @@ class TimeSettings:
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced_settings: what a launch file or an option sets that changes a step and that the time ignores.
-    torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
+    calls_torch_attention: whether the program of a launch file calls torch's attention, which its settings name
+        `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
     factors: of a calibration; default none.
     """
@@ -107,7 +108,7 @@ class TimeSettings:
     factors: CalibrationFactors = UNCHANGED
     overlapped_groups: frozenset[str] | None = None
     unpriced_settings: tuple[str, ...] = ()
-    torch_attention: bool = False
+    calls_torch_attention: bool = False
     loss: CrossEntropy | None = None
 
     def device(self, hardware: Hardware) -> Device:
@@ -161,7 +162,7 @@ class TrainingTimes:
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
         time_stack = _with_class_attention(
-            time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
+            time_settings.supporting_stack("training"), model_memory, hardware, time_settings.calls_torch_attention
         )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         time_stack = with_norms(time_stack, model_memory.settings.norm)
@@ -236,9 +237,9 @@ class TrainingTimes:
             micro_batches,
             int(workload.seq),
             dtype=self.dtype,
-            recompute=recomputed_share(self.recompute),
-            recompute_core=self.recompute.core,
-            recompute_nodes=self.recompute.nodes,
+            recomputed_share=recomputed_share(self.recompute),
+            recomputes_attention=self.recompute.core,
+            recomputed_nodes=self.recompute.nodes,
             stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,
@@ -313,8 +314,8 @@ class TrainingTimes:
             host_wait_seconds=host_wait_seconds * seconds_scale,
             engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
             include=step_plan.include,
-            unpriced=(*self.unpriced_options, *self._unhidden_messages(layout)),
-            alternatives=dict(self._slower_settings(layout, micro_batches)),
+            unpriced_options=(*self.unpriced_options, *self._unhidden_messages(layout)),
+            seconds_of_alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
 
@@ -324,17 +325,19 @@ class TrainingTimes:
         run_count = 1.0
         if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer
-            run_count += step_plan.recompute * (not is_skipped) + operation.is_recomputed(
-                step_plan.recompute_core, step_plan.recompute_nodes
+            run_count += step_plan.recomputed_share * (not is_skipped) + operation.is_recomputed(
+                step_plan.recomputes_attention, step_plan.recomputed_nodes
             )
-        return float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index) * run_count)
+        return float(
+            operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index) * run_count
+        )
 
     def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         if step_plan.tp == 1:
             return 0.0
         pass_work = timed_pass.rank_work
-        layer_count = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
-        return self.stack.layer_wait * layer_count * (2 + step_plan.recompute)
+        layer_count = sum(pass_work.layer_count(layer) for layer in range(len(pass_work.layer_kinds)))
+        return self.stack.layer_wait * layer_count * (2 + step_plan.recomputed_share)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
@@ -343,12 +346,12 @@ class TrainingTimes:
             skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
             for is_backward, run_count, skipped_layer_seconds in (
                 (False, 1.0, 0.0),
-                (False, step_plan.recompute, skipped_seconds),
+                (False, step_plan.recomputed_share, skipped_seconds),
                 (True, 1.0, 0.0),
             ):
                 kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_layer_seconds
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.rank_work.count(layer) * run_count * wait_seconds)
+                seconds += float(timed_pass.rank_work.layer_count(layer) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -360,10 +363,10 @@ class TrainingTimes:
         slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_attention, step_plan),
-            ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recompute=1.0)),
+            ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recomputed_share=1.0)),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
-        if layout.world > device.domain_devices:
+        if layout.world_size > device.domain_devices:
             slower_settings.append(
                 (
                     "half of the network (--nic)",
@@ -563,7 +566,7 @@ def time_inference(
     time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)
     timed_operations = tuple(
-        (float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index)), operation)
+        (float(operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index)), operation)
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )

@@ -27,21 +27,21 @@ class RequestTrace:
     cached_share: float = 0.0
 
     @property
-    def span(self) -> float:
+    def duration_seconds(self) -> float:
         """Seconds from the first arrival to the last."""
         return self.requests[-1].arrival_seconds
 
     @property
     def rate(self) -> float | None:
         """Requests per second; None if all requests arrive at once."""
-        return (len(self.requests) - 1) / self.span if self.span else None
+        return (len(self.requests) - 1) / self.duration_seconds if self.duration_seconds else None
 
     @property
-    def mean_input(self) -> int:
+    def mean_input_tokens(self) -> int:
         return max(1, round(sum(request.input_tokens for request in self.requests) / len(self.requests)))
 
     @property
-    def mean_output(self) -> int:
+    def mean_output_tokens(self) -> int:
         return max(1, round(sum(request.output_tokens for request in self.requests) / len(self.requests)))
 
     @property
@@ -81,7 +81,7 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
     ]
     estimated_run = simulated_runs[0]
     seconds = max(request.end_seconds for request in estimated_run)
-    further_tokens = trace.mean_output - 1
+    further_tokens = trace.mean_output_tokens - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in estimated_run)
     return TraceTimes(
         _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs]),
@@ -137,7 +137,9 @@ def size_server_for_trace(
     Raises `InputError` if they are not enough.
     """
     sequences_per_batch = max(1, server.most_sequences // server.replica.batch_count)
-    step_seconds = StepSeconds.tabulate(server.replica, sequences_per_batch, trace.longest_request, trace.mean_input)
+    step_seconds = StepSeconds.tabulate(
+        server.replica, sequences_per_batch, trace.longest_request, trace.mean_input_tokens
+    )
 
     longest_step_ratio = float(server.time_range(1.0, "decode").high)
 

@@ -99,7 +99,7 @@ class LoadPoint:
         return self.replicas * self.load.output_tokens_per_second
 
     @property
-    def per_device(self) -> float:
+    def tokens_per_second_per_device(self) -> float:
         """Output tokens per second and device."""
         return self.output_tokens_per_second / self.devices
 

@@ -168,11 +168,12 @@ class ServeStudy:
     """The model, load and limits of a study of servers.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
-    runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
-    requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
-    trace: the single requests, of which `requests` are the mean ones; None where all are equal.
-    disaggregated: whether replicas of their own compute the prompts. ratio: replicas for prompts and replicas that
-        decode, of a group; None for the ratio at which neither waits.
+    memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.
+    request_sizes, latency_limits: what is served. sizes: the layout. price: money of a device and hour; None if not
+        given.
+    trace: the single requests, of which `request_sizes` are the mean ones; None where all are equal.
+    is_disaggregated: whether replicas of their own compute the prompts. prefill_decode_ratio: replicas for prompts and
+        replicas that decode, of a group; None for the ratio at which neither waits.
     speculation: what drafts tokens; None for nothing.
     engine_flags: the engine's flags beside those of layout and formats.
     """
@@ -183,21 +184,21 @@ class ServeStudy:
     stack: TimeStack
     engine: Engine
     version: EngineVersion
-    runs: dict[tuple[str | None, str | None], Memory]
-    requests: RequestSizes
-    limits: LatencyLimits
+    memory_by_formats: dict[tuple[str | None, str | None], Memory]
+    request_sizes: RequestSizes
+    latency_limits: LatencyLimits
     sizes: SizesRequest
     price: float | None = None
     trace: RequestTrace | None = None
-    disaggregated: bool = False
-    ratio: tuple[int, int] | None = None
+    is_disaggregated: bool = False
+    prefill_decode_ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
     engine_flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request."""
-        return self.requests.total_tokens if self.trace is None else self.trace.longest_request
+        return self.request_sizes.total_tokens if self.trace is None else self.trace.longest_request
 
     @property
     def long_request_variable(self) -> str:
@@ -222,7 +223,7 @@ class ServeStudy:
                 sized_server, load_point, refusal_reason = self._sized_server(server)
             else:
                 sized_server, trace_times, refusal_reason = size_server_for_trace(
-                    server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
+                    server, self.sizes.replicas(server.sizes), self.trace, self.latency_limits, budget
                 )
                 load_point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
@@ -275,19 +276,19 @@ class ServeStudy:
             if layout_flags is None:
                 rejection_counts[f"{self.engine.title} has no such layout"] += 1
                 continue
-            for quantize, kv_dtype in self.runs:
+            for quantize, kv_dtype in self.memory_by_formats:
                 try:
                     server = self._replica_server(
                         layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
                     )
-                    yield self._divided_server(server) if self.disaggregated else server
+                    yield self._divided_server(server) if self.is_disaggregated else server
                 except ImpossibleLayout as reason:
                     reason_text = f": {reason}" if self.sizes.states_layout else ""
                     rejection_counts[f"the layout does not divide the model{reason_text}"] += 1
                 except StageWithoutCache:
                     rejection_counts["a pipeline stage without keys and values is not modelled"] += 1
                 except MissingKernels as reason:
-                    if len(self.runs) == 1:
+                    if len(self.memory_by_formats) == 1:
                         raise
                     rejection_counts[str(reason)] += 1
                 except ReplicaDoesNotFit as reason:
@@ -302,7 +303,7 @@ class ServeStudy:
         kv_dtype: str | None,
     ) -> Server:
         """Returns a replica. Raises `ReplicaDoesNotFit`, or `ImpossibleLayout` for indivisible sizes."""
-        engine, request_tokens = self.engine, self.requests.total_tokens
+        engine, request_tokens = self.engine, self.request_sizes.total_tokens
         used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
         used_flags |= {**exchange_flag(self.stack, layout), **self.engine_flags}
@@ -317,19 +318,21 @@ class ServeStudy:
             request_capacity = int(model_memory.kv_tokens // request_tokens)
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
-            run_with_formats = self.runs[quantize, kv_dtype]
-            number_formats = inference_formats(run_with_formats, self.requests.mean_context).formats_on(self.device)
+            run_with_formats = self.memory_by_formats[quantize, kv_dtype]
+            number_formats = inference_formats(run_with_formats, self.request_sizes.mean_context).formats_on(
+                self.device
+            )
             most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
                 self.stack,
-                self.requests,
+                self.request_sizes,
                 layout,
                 number_formats,
                 most_step_tokens,
                 self.speculation,
-                waited_step_share=1.0 if self.limits.rate is None else 0.5,
+                waited_step_share=1.0 if self.latency_limits.rate is None else 0.5,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:
@@ -355,7 +358,7 @@ class ServeStudy:
             most_requests,
             engine_flags,
             price=self.price,
-            has_equal_requests=self.limits.rate is None and self.trace is None,
+            has_equal_requests=self.latency_limits.rate is None and self.trace is None,
         )
 
     def _divided_server(self, server: Server) -> Server:
@@ -364,8 +367,8 @@ class ServeStudy:
         Raises `ReplicaDoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
         replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
-        if self.ratio is not None:
-            replica_group = DisaggregatedServer(replica, *self.ratio)
+        if self.prefill_decode_ratio is not None:
+            replica_group = DisaggregatedServer(replica, *self.prefill_decode_ratio)
             if replica_count is not None and replica_count % replica_group.replicas:
                 raise ReplicaDoesNotFit("the devices are no whole number of groups of --disaggregate")
         elif replica_count == 1:
@@ -373,7 +376,7 @@ class ServeStudy:
         else:
             single_pair = DisaggregatedServer(replica, 1, 1)
             most_sequences = server.most_sequences
-            tpot = self.limits.tpot
+            tpot = self.latency_limits.tpot
             if tpot is not None:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
@@ -393,7 +396,7 @@ class ServeStudy:
 
         Without a load it is the largest one that keeps the limits.
         """
-        latency_limits, replicas = self.limits, self._replica_count(server)
+        latency_limits, replicas = self.latency_limits, self._replica_count(server)
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, server.violated_limits(latency_limits, 1)
@@ -418,7 +421,7 @@ class ServeStudy:
         load_point = sized_server.point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        return sized_server, load_point, self.limits.violated_limits(load_point.load)
+        return sized_server, load_point, self.latency_limits.violated_limits(load_point.load)
 
 
 def _cheapest_server_index(
@@ -443,8 +446,8 @@ def _cheapest_server_index(
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(load_point.per_device for _, load_point in candidates) * (1 - TIE)
-    tied_servers = [(index, point) for index, point in candidates if point.per_device >= least_rate]
+    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE)
+    tied_servers = [(index, point) for index, point in candidates if point.tokens_per_second_per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
@@ -489,10 +492,15 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
     load_points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
-    load_points.sort(key=lambda indexed_point: (float(indexed_point[1].tpot.estimate), -indexed_point[1].per_device))
+    load_points.sort(
+        key=lambda indexed_point: (
+            float(indexed_point[1].tpot.estimate),
+            -indexed_point[1].tokens_per_second_per_device,
+        )
+    )
     front_points, best_rate = [], 0.0
     for server_index, load_point in load_points:
-        if load_point.per_device > best_rate:
-            best_rate = load_point.per_device
+        if load_point.tokens_per_second_per_device > best_rate:
+            best_rate = load_point.tokens_per_second_per_device
             front_points.append((server_index, load_point.concurrency))
     return tuple(front_points)

@@ -73,7 +73,7 @@ class ShapeFamily:
     spec: the model that the ratios come from.
     head_dim, kv_ratio, ffn_ratio: replace the model's own if given.
     head_divisor: every head size is the model's head size divided by this number.
-    unit: hidden sizes and FFN widths are multiples of this number.
+    size_unit: hidden sizes and FFN widths are multiples of this number.
     """
 
     spec: ModelSpec
@@ -81,7 +81,7 @@ class ShapeFamily:
     kv_ratio: Fraction | None = None
     ffn_ratio: Fraction | None = None
     head_divisor: int = 1
-    unit: int = UNIT
+    size_unit: int = UNIT
 
     def _distinct_blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
@@ -105,7 +105,7 @@ class ShapeFamily:
             if width_fraction is not None
         ]
         width_step = math.lcm(*(width_fraction.denominator for width_fraction in width_fractions))
-        while width_step < self.unit:
+        while width_step < self.size_unit:
             width_step *= 2
         return width_step
 
@@ -130,7 +130,7 @@ class ShapeFamily:
         has_even_heads = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
         for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
             finer_family = replace(
-                self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
+                self, size_unit=max(LEAST_UNIT, self.size_unit // 2), head_divisor=head_factor * self.head_divisor
             )
             try:
                 finer_family.scaled_to(finer_family.width_step, finer_family.least_depth)
@@ -169,9 +169,9 @@ class ShapeFamily:
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
-        ffn_ratio, width_unit = self.ffn_ratio, self.unit
+        ffn_ratio, width_unit = self.ffn_ratio, self.size_unit
         if ffn_ratio is None:
-            ffn_ratio, width_unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
+            ffn_ratio, width_unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.size_unit)
         size_divisor = 2 * ffn_ratio.denominator * width_unit
         return (
             floor_div(2 * ffn_ratio.numerator * hidden_size + ffn_ratio.denominator * width_unit, size_divisor)
@@ -202,7 +202,9 @@ def build_family(
         raise InputError(f"shape: only decoders are supported, and this model is an {spec.kind}; expected a decoder")
     stack = spec.main
     networks = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
-    if ffn_ratio is not None and any(isinstance(network, Network) and network.mixture for network in networks):
+    if ffn_ratio is not None and any(
+        isinstance(network, Network) and network.is_mixture_of_experts for network in networks
+    ):
         remedy = "expected --set expert.intermediate_size=N"
         raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {remedy}")
     if spec.embedding_size is not None or stack.relative_bias is not None:
@@ -313,7 +315,7 @@ def parse_ratio(ratio_text: str | None, option: str) -> Fraction | None:
 class ModelShape:
     """The sizes and cost of one model in the family.
 
-    target: whether it has the hidden size and the depth of the original model.
+    is_target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
     difference: its cost over the budget, minus 1.
     kv_bytes: bytes of the cache of one sequence of the study, where windows and states end its growth.
@@ -322,7 +324,7 @@ class ModelShape:
 
     spec: ModelSpec
     stack: StackShape
-    target: bool
+    is_target: bool
     parameters: int
     active: int
     embedding_and_head: int
@@ -336,7 +338,7 @@ class ModelShape:
     verdicts: StudyVerdicts
 
     @property
-    def in_dense_band(self) -> bool:
+    def is_in_dense_band(self) -> bool:
         return is_in_dense_band(self.stack.hidden_size, self.stack.num_hidden_layers)
 
 
@@ -560,7 +562,7 @@ def _shape_of_size(
     return ModelShape(
         spec=spec,
         stack=stack_shape(spec.main, hidden_size),
-        target=is_target,
+        is_target=is_target,
         parameters=parameter_count.total,
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,

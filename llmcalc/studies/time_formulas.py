@@ -110,7 +110,7 @@ def time_formulas(
         time_formula
         for kernel in kernels
         for time_formula in _kernel_formulas(
-            time_estimator, kernel, int(kernel.runs_per_layer * pass_work.count(kernel.layer_kind_index))
+            time_estimator, kernel, int(kernel.runs_per_layer * pass_work.layer_count(kernel.layer_kind_index))
         )
     ]
 

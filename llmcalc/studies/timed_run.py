@@ -76,20 +76,20 @@ class TimedRun:
     layout: the layout over devices.
     sequences: sequences of a step of all devices, of a prompt batch, or of a decoding batch.
     seq, context: new tokens and cached tokens of each sequence.
-    plan: the training step; None in inference.
-    range: the estimate with its range.
-    parts: part → seconds, which add up to the estimate.
+    step_plan: the training step; None in inference.
+    time_range: the estimate with its range.
+    seconds_by_part: part → seconds, which add up to the estimate.
     operations: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
     host_wait_seconds: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
         optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
     chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
-    is_planned: whether `plan` has the memory of the run's precision; default true.
+    is_planned: whether `step_plan` has the memory of the run's precision; default true.
     has_stated_micro_batches: whether layouts were not searched because the micro-batches are stated; default false.
-    unpriced: options that change the kernels of a training step but not the estimate; default none.
+    unpriced_options: options that change the kernels of a training step but not the estimate; default none.
     engine_notes: remarks on the engine's version, the model's class and the run's adapters; default none.
-    alternatives: description of other settings → seconds with them.
+    seconds_of_alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
 
@@ -102,10 +102,10 @@ class TimedRun:
     sequences: int
     seq: int
     context: int
-    formats: NumberFormats
-    plan: StepPlan | None
-    range: TimeRange
-    parts: dict[str, float]
+    number_formats: NumberFormats
+    step_plan: StepPlan | None
+    time_range: TimeRange
+    seconds_by_part: dict[str, float]
     operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
     host_wait_seconds: float = 0.0
@@ -114,9 +114,9 @@ class TimedRun:
     is_planned: bool = True
     has_stated_micro_batches: bool = False
     include: frozenset[str] = frozenset()
-    unpriced: tuple[str, ...] = ()
+    unpriced_options: tuple[str, ...] = ()
     engine_notes: tuple[str, ...] = ()
-    alternatives: dict[str, float] = field(default_factory=dict)
+    seconds_of_alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
 
     @property
@@ -137,11 +137,11 @@ class TimedRun:
     @property
     def seconds(self) -> float:
         """The likely estimate in seconds."""
-        return float(self.range.estimate)
+        return float(self.time_range.estimate)
 
     @property
     def devices(self) -> int:
-        return self.layout.world
+        return self.layout.world_size
 
     @property
     def tokens(self) -> int:
@@ -155,21 +155,21 @@ class TimedRun:
     @property
     def peak(self) -> float:
         """Peak FLOP/s of a device in the number format of the products."""
-        return self.device.peak_rates[self.device.format_of(self.formats.product_format)]
+        return self.device.peak_rates[self.device.format_of(self.number_formats.product_format)]
 
     def model_flops(self, pairs: Pairs) -> int:
         """Returns the model FLOPs of the step or pass, without recomputation.
 
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
-        if self.plan is not None and self.plan.adapters is not None:
+        if self.step_plan is not None and self.step_plan.adapters is not None:
             whole_model_pass = RankPass(
                 self.sequences,
                 self.seq,
                 phase="training",
                 counted_pairs=pairs,
                 include=self.include,
-                adapters=self.plan.adapters,
+                adapters=self.step_plan.adapters,
             )
             pass_work = rank_work(self.spec, whole_model_pass)
             return int(pass_work.forward_flops + pass_work.backward_flops)
@@ -184,19 +184,19 @@ class TimedRun:
     @cached_property
     def hardware_utilization(self) -> float:
         """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
-        recompute_share = 0.0 if self.plan is None else self.plan.recompute / 3
+        recompute_share = 0.0 if self.step_plan is None else self.step_plan.recomputed_share / 3
         return self.utilization("causal") * (1 + recompute_share)
 
     @cached_property
     def seconds_by_rule(self) -> dict[str, float | None]:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
-        if self.plan is None:
+        if self.step_plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
         seconds = self.tokens * active_params / (self.devices * self.peak * UTILIZATION)
-        if self.plan.adapters is not None:
+        if self.step_plan.adapters is not None:
             return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
-        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.step_plan.recomputed_share else None}
 
     @property
     def bounds(self) -> dict[Bound, float]:
@@ -232,29 +232,29 @@ class TimedRun:
 
         Raises `InputError` for a training step.
         """
-        if self.plan is not None:
+        if self.step_plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         traffic_by_module: dict[str, MemoryTraffic] = {}
         for pass_work in self.passes:
-            time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
+            time_estimator = TimeEstimator(self.device, self.stack, self.number_formats, pass_work.rank_pass)
             for path, kernel in kernel_traffic(pass_work, time_estimator):
                 traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
         """Yields the parts of the run outside of the model's nodes, each with the resource that bounds its time."""
-        yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
-        yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
-        yield "gradients and weights", "network", self.parts.get("data", 0.0)
-        yield "update", "compute" if self.stack.optimizer_flops else "memory", self.parts.get("update", 0.0)
-        yield "host", "wait", self.parts.get("host", 0.0) + self.host_wait_seconds
-        yield "hops between stages", "network", self.parts.get("hops", 0.0)
-        yield "server", "wait", self.parts.get("server", 0.0)
+        yield "layer waits", "wait", self.seconds_by_part.get("layer waits", 0.0)
+        yield "pipeline bubble", "wait", self.seconds_by_part.get("bubble", 0.0)
+        yield "gradients and weights", "network", self.seconds_by_part.get("data", 0.0)
+        yield "update", "compute" if self.stack.optimizer_flops else "memory", self.seconds_by_part.get("update", 0.0)
+        yield "host", "wait", self.seconds_by_part.get("host", 0.0) + self.host_wait_seconds
+        yield "hops between stages", "network", self.seconds_by_part.get("hops", 0.0)
+        yield "server", "wait", self.seconds_by_part.get("server", 0.0)
 
 
 def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     """Returns possible explanations of a measured time. Raises `InputError` for a time that is not positive."""
-    low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
+    low_seconds, high_seconds = float(timed_run.time_range.low), float(timed_run.time_range.high)
     if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
     if seconds < low_seconds:
@@ -265,7 +265,9 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
     explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
-    slower_alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
+    slower_alternatives = sorted(
+        timed_run.seconds_of_alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds)
+    )
     explanations += [
         f"{settings_text}: {slower_seconds:.2g} s"
         for settings_text, slower_seconds in slower_alternatives

@@ -66,7 +66,7 @@ def utilization(
     model_flop_count: the pass with every product once; kernel_count: the same as its kernels run it.
     Raises `InputError` for an accelerator without a peak in that format.
     """
-    peak_flops = hardware.peak(dtype) * devices
+    peak_flops = hardware.peak_rate(dtype) * devices
     tokens = model_flop_count.tokens
 
     def utilization_of(flops: float) -> float:

@@ -162,7 +162,7 @@ class NodeTrackingEager(EagerKernels):
 
 
 def _node_name_and_label(scope_or_step: ModuleScope | Step) -> tuple[str, str]:
-    return scope_or_step.name, scope_or_step.about.get("label", "")
+    return scope_or_step.name, scope_or_step.node_fields.get("label", "")
 
 
 def _tensors_inside(nested_values: Any) -> Iterator[Tensor]:
@@ -217,7 +217,7 @@ def saved_blocks(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
         recorded_kernels.create_input_frames(program)
-        labels = recorded_kernels.t.flatten(token_ids)
+        labels = recorded_kernels.aten.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
         memory_meter.place = StorageLocation(LOSS)

@@ -402,7 +402,7 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 def _layer_traits(layer: Layer) -> tuple[str, str]:
     mixer, network = layer.attention, layer.feed_forward
     mixer_kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
-    return mixer_kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
+    return mixer_kind, "moe" if isinstance(network, Network) and network.is_mixture_of_experts else "dense"
 
 
 def _add_depth_symbols(

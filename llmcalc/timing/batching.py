@@ -377,7 +377,7 @@ def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
     """
     timed_pass = token_pass.timed_passes[0]
     return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
-        float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index))
+        float(operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index))
         * _operation_seconds_added(operation)
         for operation in timed_pass.operations
     )

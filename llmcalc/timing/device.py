@@ -333,7 +333,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
     }
     if not {"bf16", "fp32"} & set(peak_rates):
-        hardware.peak("bfloat16")
+        hardware.peak_rate("bfloat16")
     peak_rates["bf16"] = max(
         peak_rates.get(format_name, 0.0) for format_name in ("bf16", "fp32")
     )  # values in 16 bits are multiplied in the faster format

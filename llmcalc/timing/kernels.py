@@ -212,7 +212,7 @@ class RankWork:
     cached_elements_by_layer: dict[int, Number] = field(default_factory=dict)
     adapter_params_by_layer: dict[int, Number] = field(default_factory=dict)
 
-    def count(self, layer: int) -> int:
+    def layer_count(self, layer: int) -> int:
         """Returns the number of layers of a kind; 1 for work outside of the layers."""
         return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
 
@@ -225,28 +225,32 @@ class RankWork:
     def forward_flops(self) -> Number:
         """FLOPs of the forward pass through all layers."""
         return sum(
-            kernel.flops[0] * kernel.runs_per_layer * self.count(kernel.layer_kind_index) for kernel in self.kernels
+            kernel.flops[0] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
+            for kernel in self.kernels
         )
 
     @property
     def backward_flops(self) -> Number:
         """FLOPs of the backward pass through all layers."""
         return sum(
-            kernel.flops[1] * kernel.runs_per_layer * self.count(kernel.layer_kind_index) for kernel in self.kernels
+            kernel.flops[1] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
+            for kernel in self.kernels
         )
 
     @property
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.layer_count(layer)
             for (layer, is_routed), parameter_count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
-        return sum(element_count * self.count(layer) for layer, element_count in self.cached_elements_by_layer.items())
+        return sum(
+            element_count * self.layer_count(layer) for layer, element_count in self.cached_elements_by_layer.items()
+        )
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:

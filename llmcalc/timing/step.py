@@ -45,9 +45,9 @@ class StepPlan:
 
     micro_batch, micro_batches: sequences of a micro-batch, and micro-batches of a step.
     dtype: number format of products.
-    recompute: share of the layers whose forward pass runs again; 0 by default.
-    recompute_core: whether attention's forward pass runs again.
-    recompute_nodes: paths of modules below a layer whose forward pass runs again.
+    recomputed_share: share of the layers whose forward pass runs again; 0 by default.
+    recomputes_attention: whether attention's forward pass runs again.
+    recomputed_nodes: paths of modules below a layer whose forward pass runs again.
     stops_early: whether a layer that runs again stops at the last tensor that its backward pass needs.
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
@@ -66,9 +66,9 @@ class StepPlan:
     micro_batch: Number = 1
     micro_batches: Number = 1
     dtype: str = "bf16"
-    recompute: float = 0.0
-    recompute_core: bool = False
-    recompute_nodes: frozenset[str] = frozenset()
+    recomputed_share: float = 0.0
+    recomputes_attention: bool = False
+    recomputed_nodes: frozenset[str] = frozenset()
     stops_early: bool = False
     sequence_parallel: bool = False
     zero: int = 0
@@ -211,9 +211,9 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         if step_plan.stops_early
         else forward_passes
     )
-    recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
+    recomputed_modules = step_plan.recomputes_attention, step_plan.recomputed_nodes
     if any(recomputed_modules):
-        check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
+        check_node_names(step_plan.recomputed_nodes, _modules_of_layers(timed_pass))
         both_pass_seconds = [
             both_pass_seconds[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
@@ -367,7 +367,7 @@ def step_time_of_pass(
     costs: LayerCosts,
 ) -> StepTime:
     """Returns the seconds of a training step from the kernels of one micro-batch."""
-    ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recompute, step_plan.stage_sizes)
+    ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
     return _step_seconds(spec, device, time_stack, step_plan, ranks, timed_pass)
 
 
@@ -559,8 +559,8 @@ class StepTimer:
         timing_key = (
             step_plan.rank_pass(self.stack),
             step_plan.dtype,
-            step_plan.recompute_core,
-            step_plan.recompute_nodes,
+            step_plan.recomputes_attention,
+            step_plan.recomputed_nodes,
             step_plan.stops_early,
         )
         if timing_key not in self._timed_passes:
@@ -621,7 +621,7 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
     for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == pipeline_number)
         ranks = pipeline_ranks(
-            costs.at_index(positions), int(stages), int(chunk), step_plan.recompute, step_plan.stage_sizes
+            costs.at_index(positions), int(stages), int(chunk), step_plan.recomputed_share, step_plan.stage_sizes
         )
         for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
             rank_column[positions] = plan_sizes

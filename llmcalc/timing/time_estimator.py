@@ -282,7 +282,7 @@ class TimedPass:
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(
-            operation.runs_per_layer * self.rank_work.count(operation.layer_kind_index) * operation.seconds
+            operation.runs_per_layer * self.rank_work.layer_count(operation.layer_kind_index) * operation.seconds
             for operation in self.operations
         )
 
@@ -295,18 +295,18 @@ class TimedPass:
         """
         layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
         kernel_count = sum(
-            self.rank_work.count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+            self.rank_work.layer_count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
         )
         if casts_inputs:
             kernel_count += sum(
-                kernel.runs_per_layer * kernel.launches[0] * self.rank_work.count(kernel.layer_kind_index)
+                kernel.runs_per_layer * kernel.launches[0] * self.rank_work.layer_count(kernel.layer_kind_index)
                 for kernel in self.rank_work.kernels
                 if kernel.kind in ("product", "experts") and not kernel.in_16_bits
             )
         if not graph_tokens:
             return kernel_count
         split_count = sum(
-            kernel.runs_per_layer * self.rank_work.count(kernel.layer_kind_index)
+            kernel.runs_per_layer * self.rank_work.layer_count(kernel.layer_kind_index)
             for kernel in self.rank_work.kernels
             if kernel.kind in GRAPH_SPLITS
         )

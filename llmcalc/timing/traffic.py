@@ -50,7 +50,7 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
         stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0, "prompt_expert_weights": None}),
     )
     for kernel in rank_work.kernels:
-        run_count = float(kernel.runs_per_layer * rank_work.count(kernel.layer_kind_index))
+        run_count = float(kernel.runs_per_layer * rank_work.layer_count(kernel.layer_kind_index))
         flops = run_count * float(kernel.flops[0])
         if not flops:
             continue

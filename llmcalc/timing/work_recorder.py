@@ -110,11 +110,11 @@ class WorkRecorder(PlacementTracker):
         self.readers: dict[int, int] = {}
         for operation in self._running_steps(program.root.items):
             for recorded_value in (
-                operation.ins if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
+                operation.input_values if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
             ):
                 self._count_reader(recorded_value)
         for module_scope in self.scopes.values():
-            if module_scope.output is not None and module_scope.about.get("kind") == "layer":
+            if module_scope.output is not None and module_scope.node_fields.get("kind") == "layer":
                 self._count_reader(module_scope.output)
         self.run_program(program)
         self._record_elementwise_group()
@@ -179,7 +179,7 @@ class WorkRecorder(PlacementTracker):
     def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
         for scope_item in self._items_of_chosen_branches(scope_items):
-            if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
+            if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
                 "",
                 *self.include,
             ):
@@ -187,13 +187,13 @@ class WorkRecorder(PlacementTracker):
             if isinstance(scope_item, ModuleScope):
                 yield from self._running_steps(scope_item.items)
                 continue
-            if scope_item.verb in IDENTITIES and scope_item.ins:
-                self.aliases[id(scope_item.outs[0].storage)] = scope_item.ins[0]
+            if scope_item.verb in IDENTITIES and scope_item.input_values:
+                self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
     def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
-        scope_attributes = {} if module_scope is None else module_scope.about
+        scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
         if scope_attributes.get("kind") == "layer":
             self._run_layer(scope_attributes, scope_items, module_path, repeat_count)
@@ -205,14 +205,14 @@ class WorkRecorder(PlacementTracker):
         chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
-            if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
+            if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
                 "",
                 *self.include,
             ):
                 program_node = (
                     scope_item.node()
                     if isinstance(scope_item, ModuleScope)
-                    else Node(scope_item.name, scope_item.op, role=scope_item.about["role"])
+                    else Node(scope_item.name, scope_item.op, role=scope_item.node_fields["role"])
                 )
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
@@ -247,11 +247,13 @@ class WorkRecorder(PlacementTracker):
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
         if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
-            self.placements[id(operation.outs[0].storage)] = "partial"
+            self.placements[id(operation.output_values[0].storage)] = "partial"
         else:
             super()._run_step(operation)
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
-            self.placements[id(operation.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
+            self.placements[id(operation.output_values[0].storage)] = (
+                "partial"  # each rank has the sums of its own experts
+            )
         self._count_storage(operation)
         if not self._is_executed(operation):
             return
@@ -263,11 +265,17 @@ class WorkRecorder(PlacementTracker):
                 and self.has_gradient
             ):
                 self._record_elementwise_group()
-                self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(operation.outs[0]),) * 2)
+                self._add_kernel(
+                    "elementwise", "dropout", moved_elements=(2 * self._elements(operation.output_values[0]),) * 2
+                )
             return
         lowering_method = getattr(self, f"_lower_{operation.verb}", None)
         if lowering_method is None and (operation.op is None or "forward_flops" not in operation.op.effects):
-            if operation.outs and not operation.outs[0].is_constant and not self._is_inside_attention(operation):
+            if (
+                operation.output_values
+                and not operation.output_values[0].is_constant
+                and not self._is_inside_attention(operation)
+            ):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
         if not self._shares_earlier_kernel(operation):
@@ -280,11 +288,11 @@ class WorkRecorder(PlacementTracker):
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """
         is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
-        return is_product and (id(self._storage_owner(operation.ins[0])), self.layer) in self.shared_inputs
+        return is_product and (id(self._storage_owner(operation.input_values[0])), self.layer) in self.shared_inputs
 
     def _is_executed(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
-        return not operation.outs or not self._has_no_rows(operation.outs[0])
+        return not operation.output_values or not self._has_no_rows(operation.output_values[0])
 
     def _has_no_rows(self, recorded_value: Value) -> bool:
         return recorded_value.rows is not ONCE and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
@@ -292,16 +300,17 @@ class WorkRecorder(PlacementTracker):
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
         return self.rank_pass.fuses_elementwise and any(
-            isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
+            isinstance(recorded_value.rows, QueryKeyPairs)
+            for recorded_value in (*operation.input_values, *operation.output_values)
         )
 
     def _has_partial_sum_output(self, operation: Step) -> bool:
         """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
         if operation.verb not in SUMMED_LATER:
             return False
-        partial_inputs = list(map(self._is_partial, operation.ins))
+        partial_inputs = list(map(self._is_partial, operation.input_values))
         if operation.verb == "mul":
-            return sum(partial_inputs) == 1 and not is_divided(operation.outs[0].axes)
+            return sum(partial_inputs) == 1 and not is_divided(operation.output_values[0].axes)
         return all(partial_inputs if operation.verb == "add" else partial_inputs[:1])
 
     def _is_partial(self, recorded_value: Value) -> bool:
@@ -311,7 +320,11 @@ class WorkRecorder(PlacementTracker):
         """Counts the parameters and the cache of a step."""
         if operation.op is None:
             return
-        if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
+        if (
+            "params" in operation.op.effects
+            and not self.shares_parameters
+            and operation.node_fields.get("role") != "shared"
+        ):
             self._count_parameters(operation.op.params(), self._repeats_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
             element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
@@ -319,7 +332,9 @@ class WorkRecorder(PlacementTracker):
                 self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._repeats_per_layer()
             )
             self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
-            self.cache_reads.update((id(cached_value.storage), element_count) for cached_value in operation.outs)
+            self.cache_reads.update(
+                (id(cached_value.storage), element_count) for cached_value in operation.output_values
+            )
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
@@ -422,7 +437,7 @@ class WorkRecorder(PlacementTracker):
         return kernel
 
     def _lower_linear(self, operation: Step) -> None:
-        x, y = operation.ins[0], operation.outs[0]
+        x, y = operation.input_values[0], operation.output_values[0]
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         row_count = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
         row_count = (
@@ -443,7 +458,7 @@ class WorkRecorder(PlacementTracker):
         module_name = self.where.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
         self.is_past_last_product |= operation is self.last_product
-        is_in_16_bits = not {operation.about.get("kind"), module_name}.isdisjoint(IN_16_BITS)
+        is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
@@ -518,7 +533,7 @@ class WorkRecorder(PlacementTracker):
     _lower_again = _lower_linear
 
     def _lower_absorb(self, operation: Step) -> None:
-        x, y, heads = operation.ins[0], operation.outs[0], operation.ins[0].axes[0].size
+        x, y, heads = operation.input_values[0], operation.output_values[0], operation.input_values[0].axes[0].size
         m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
         is_frozen = self.rank_pass.adapters is not None
@@ -529,7 +544,7 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_per_group(self, operation: Step) -> None:
         """Adds the products of a linear layer with one matrix per group (or block) of inputs, as one kernel."""
-        x, y, op, ranks = operation.ins[0], operation.outs[0], operation.op, self.rank_pass.cp
+        x, y, op, ranks = operation.input_values[0], operation.output_values[0], operation.op, self.rank_pass.cp
         assert op is not None
         row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
         weight_elements = exact_div(flops, 2 * row_count)
@@ -547,7 +562,7 @@ class WorkRecorder(PlacementTracker):
     _lower_blocks = _lower_per_group
 
     def _lower_experts(self, operation: Step) -> None:
-        x, y, top_k = operation.ins[0], operation.outs[0], operation.options["top_k"]
+        x, y, top_k = operation.input_values[0], operation.output_values[0], operation.options["top_k"]
         experts, ep = operation.options["experts"].size, self.rank_pass.ep
         row_count = self._rows_on_rank(x)
         flops = 2 * row_count * x.width * y.width
@@ -577,13 +592,15 @@ class WorkRecorder(PlacementTracker):
         key_count = run_config.available_rows(op.rows if op.keys is None else op.keys)
         key_limits = [
             key_limit
-            for key_limit in (op.window if op.window is not None else op.chunk, op.selected)
+            for key_limit in (op.window if op.window is not None else op.chunk, op.selected_keys)
             if key_limit is not None
         ]
         cache_name = operation.options.get("cache") or ""
         module_path = self.where.rpartition(".")[0]
         keys = (
-            operation.ins[1] if operation.ins[1].unrepeated is None else operation.ins[1].unrepeated
+            operation.input_values[1]
+            if operation.input_values[1].unrepeated is None
+            else operation.input_values[1].unrepeated
         )  # also of a lower layer
         cache_elements = self.cache_reads.get(
             id(keys.storage),
@@ -609,7 +626,7 @@ class WorkRecorder(PlacementTracker):
             key_width=op.qk_dim,
             keys_per_query=minimum(key_count, key_limits[0]) if key_limits else key_count,
             head_padding_ratio=maximum(1, self.rank_pass.padded_sparse_heads / op.heads)
-            if op.selected is not None
+            if op.selected_keys is not None
             else 1,
         )
 
@@ -627,7 +644,9 @@ class WorkRecorder(PlacementTracker):
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fuses_elementwise and op.v_dim == op.qk_dim
         moved_elements = sum(
-            self._elements(recorded_value) for recorded_value in operation.ins if recorded_value.rows is op.rows
+            self._elements(recorded_value)
+            for recorded_value in operation.input_values
+            if recorded_value.rows is op.rows
         )
         moved_elements += (
             SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fuses_elementwise or op.v_dim == 1 else op.heads)
@@ -652,13 +671,13 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _lower_table(self, operation: Step) -> None:
-        if operation.outs:
-            moved_elements = 2 * self._elements(operation.outs[0])
+        if operation.output_values:
+            moved_elements = 2 * self._elements(operation.output_values[0])
             self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, operation: Step) -> None:
         moved_elements = ROW_COPIES * self._elements(
-            operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
+            operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
         )
         self._add_kernel(
             "permutation", operation.verb, moved_elements=(moved_elements, moved_elements), launches=(3, 4)
@@ -675,7 +694,9 @@ class WorkRecorder(PlacementTracker):
         """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""
         op = operation.op
         assert op is not None
-        moved_elements = sum(self._elements(recorded_value) for recorded_value in (*operation.ins, *operation.outs))
+        moved_elements = sum(
+            self._elements(recorded_value) for recorded_value in (*operation.input_values, *operation.output_values)
+        )
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
@@ -708,19 +729,19 @@ class WorkRecorder(PlacementTracker):
         outputs = {
             id(self._storage_owner(recorded_value))
             for operation in elementwise_group
-            for recorded_value in operation.outs
+            for recorded_value in operation.output_values
         }
         reads_in_group: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
         for operation in elementwise_group:
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 storage_key = id(self._storage_owner(recorded_value))
                 reads_in_group[storage_key] = reads_in_group.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = recorded_value
         for operation in elementwise_group:
-            for recorded_value in operation.outs:
+            for recorded_value in operation.output_values:
                 storage_key = id(self._storage_owner(recorded_value))
                 if self.readers.get(storage_key, 0) > reads_in_group.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
@@ -763,7 +784,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 def _has_key_selection(branch: ModuleScope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(
-        isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None
+        isinstance(scope_item, Step) and getattr(scope_item.op, "selected_keys", None) is not None
         for scope_item in branch.items
     )
 

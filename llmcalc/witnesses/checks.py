@@ -34,7 +34,7 @@ class Check:
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
     closed_form: the counted number.
-    measured: the measured number; None if the witness has no module of that path.
+    measured_value: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
     known_difference: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
@@ -44,7 +44,7 @@ class Check:
     node: str
     quantity: str
     closed_form: float
-    measured: float | None
+    measured_value: float | None
     witness: str
     seq: int | None = None
     known_difference: int = 0
@@ -58,17 +58,19 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        if self.measured is None:
+        if self.measured_value is None:
             return False
-        return abs(self.closed_form - self.known_difference - self.measured) <= self.tolerance * self.measured
+        return (
+            abs(self.closed_form - self.known_difference - self.measured_value) <= self.tolerance * self.measured_value
+        )
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
         """Describes a difference, with the model size that equals the difference, if any."""
-        if self.measured is None:
+        if self.measured_value is None:
             return "the witness has no such module"
-        if self.measured == 0:
+        if self.measured_value == 0:
             return "the witness counted nothing"
-        difference = self.measured - (self.closed_form - self.known_difference)
+        difference = self.measured_value - (self.closed_form - self.known_difference)
         relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
@@ -87,7 +89,7 @@ class Check:
             "node": self.node,
             "quantity": self.quantity,
             "closed_form": self.closed_form,
-            "measured": self.measured,
+            "measured": self.measured_value,
             "witness": self.witness,
             "ok": self.ok,
             **({} if self.seq is None else {"seq": self.seq}),
@@ -100,17 +102,21 @@ class Check:
 class ModuleCoverage:
     """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
 
-    alone: the leaves that were compared individually.
-    summed: the leaves that were compared as part of a sum.
-    missing: the leaves that were only compared in the totals above them.
+    compared_alone: the leaves that were compared individually.
+    compared_in_sums: the leaves that were compared as part of a sum.
+    compared_in_totals: the leaves that were only compared in the totals above them.
     """
 
-    alone: tuple[str, ...]
-    summed: tuple[str, ...]
-    missing: tuple[str, ...]
+    compared_alone: tuple[str, ...]
+    compared_in_sums: tuple[str, ...]
+    compared_in_totals: tuple[str, ...]
 
     def data(self) -> dict[str, Any]:
-        return {"alone": len(self.alone), "summed": len(self.summed), "missing": list(self.missing)}
+        return {
+            "alone": len(self.compared_alone),
+            "summed": len(self.compared_in_sums),
+            "missing": list(self.compared_in_totals),
+        }
 
 
 @dataclass(frozen=True)
@@ -219,4 +225,4 @@ def module_paths(node_position: NodePosition) -> list[str]:
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
     """Removes checks of two zeros, such as the FLOPs of a norm."""
-    return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))
+    return (check for check in checks if not (is_zero(check.closed_form) and check.measured_value == 0))

@@ -265,7 +265,7 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
     optimizer_record = optimizer(training.optimizer)
     yield (
         optimizer_record.build_torch_optimizers is None,
-        optimizer_record.not_in_torch or "no optimizer of torch is named in its record",
+        optimizer_record.reason_not_in_torch or "no optimizer of torch is named in its record",
     )
     yield (
         training.adapters is not None and training.adapters.base_storage != "none",

@@ -214,7 +214,7 @@ def build_optimizers(
     """
     optimizer_record = optimizer(optimizer_name)
     if optimizer_record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.not_in_torch}")
+        raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.reason_not_in_torch}")
     return list(
         optimizer_record.build_torch_optimizers(
             parameters, implementation or optimizer_record.implementations[0], momentum

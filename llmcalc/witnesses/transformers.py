@@ -226,7 +226,7 @@ def _checks(
             "model",
             "forward_flops",
             total_cost_in_class(model_type, "forward_flops", forward_flops_of, spec, run_config),
-            measured_pass.flops.get("", 0),
+            measured_pass.flops_by_path.get("", 0),
             witness_name,
             seq,
         )
@@ -234,11 +234,11 @@ def _checks(
             yield from compare_with_class(
                 "forward_flops",
                 forward_flops_of,
-                measured_pass.flops,
-                nodes_called_once(modules, measured_pass.calls, tensor_names(model)),
+                measured_pass.flops_by_path,
+                nodes_called_once(modules, measured_pass.calls_by_path, tensor_names(model)),
                 run_config,
             )
-        if measured_pass.cache is not None:
+        if measured_pass.cache_bytes is not None:
             cache_bits = total_cost_in_class(
                 model_type,
                 "cache_bytes",
@@ -246,7 +246,7 @@ def _checks(
                 spec,
                 run_config,
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness_name, seq)
+            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache_bytes, witness_name, seq)
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
@@ -359,14 +359,14 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 class MeasuredPass:
     """The measurements of one forward pass.
 
-    flops: module path → FLOPs.
-    calls: module path → number of calls.
-    cache: the bytes of its cache; None without one.
+    flops_by_path: module path → FLOPs.
+    calls_by_path: module path → number of calls.
+    cache_bytes: the bytes of its cache; None without one.
     """
 
-    flops: dict[str, int]
-    calls: Mapping[str, int]
-    cache: int | None
+    flops_by_path: dict[str, int]
+    calls_by_path: Mapping[str, int]
+    cache_bytes: int | None
 
 
 def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> MeasuredPass:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..algebra import Number, ceil_div, minimum
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -37,8 +37,8 @@ def capacity_of(option_text: str) -> Fraction | None:
         capacity_factor = Fraction(0)
     if capacity_factor <= 0:
         raise InputError(
-            f"--moe {shown(option_text)}: not known; expected dropless, or capacity:F with a number F above 0, such as "
-            "capacity:1.25"
+            f"--moe {short_repr(option_text)}: not known; expected dropless, or capacity:F with a number F above 0, "
+            "such as capacity:1.25"
         )
     return capacity_factor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frozen import frozen
 
 SCHEME = "int8-int4"
@@ -28,7 +28,7 @@ def fake_quantization_of(option_text: str) -> FakeQuantization:
     scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(
-            f"--fake-quantize: {shown(option_text)} is not a scheme; expected {SCHEME}:GROUP, such as {SCHEME}:32, or "
-            f"{SCHEME}:GROUP:untied"
+            f"--fake-quantize: {short_repr(option_text)} is not a scheme; expected {SCHEME}:GROUP, such as "
+            f"{SCHEME}:32, or {SCHEME}:GROUP:untied"
         )
     return FakeQuantization(int(scheme_match[1]), bool(scheme_match[2]))

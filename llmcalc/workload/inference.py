@@ -14,7 +14,7 @@ USERS = DeclaredSetting(
         "Inference: users of a replica, as --batch. Each has a sequence of --seq tokens.",
         "What runs",
         spellings=("--concurrency",),
-        common=True,
+        is_common=True,
     ),
 )
 

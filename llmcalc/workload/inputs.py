@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 
 from ..algebra import Number
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frozen import frozen
 from .setting import WITHOUT_GRADIENTS, Setting
 from .workload import Workload
@@ -23,8 +23,8 @@ def check_image_size(option_name: str, size_text: str) -> str:
     size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", size_text)
     if size_match is None or not all(1 <= int(side_pixels) <= LARGEST_SIDE for side_pixels in size_match.groups()):
         raise InputError(
-            f"{option_name}: {shown(size_text)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
-            f"1024x768, with sides of at most {LARGEST_SIDE:,}"
+            f"{option_name}: {short_repr(size_text)} is not the size of an image; expected WIDTHxHEIGHT in pixels, "
+            f"such as 1024x768, with sides of at most {LARGEST_SIDE:,}"
         )
     return size_text
 
@@ -43,21 +43,21 @@ IMAGE = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
-    instead=TOKENS_INSTEAD,
+    substitute=TOKENS_INSTEAD,
     check=check_image_size,
     example="1024x768",
     metavar="WxH",
-    common=True,
+    is_common=True,
 )
-IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", most=100_000, common=True)
+IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", maximum=100_000, is_common=True)
 AUDIO = Setting(
     "Seconds of audio of a sequence. Its tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
-    instead=TOKENS_INSTEAD,
+    substitute=TOKENS_INSTEAD,
     check=check_seconds,
     metavar="SECONDS",
-    common=True,
+    is_common=True,
 )
 
 

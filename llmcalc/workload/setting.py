@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..frozen import frozen
 from .validation import LARGEST, validate_choice, validate_whole
 
@@ -46,19 +46,19 @@ class Setting:
     panel: the heading of `--help` below which it stands.
     default: the default in words, with the phases, frameworks and versions that it differs by; empty for none.
     phases: the phases in which it means something.
-    needs: the setting without which it means nothing; empty for none.
+    required_setting: the setting without which it means nothing; empty for none.
     check: what a value has to be, beside its type.
     example: a value of a setting that takes text.
     spellings: other names of the option, with their dashes.
-    off: the option that says no of a truth value; empty for none.
+    negative_option: the option that says no of a truth value; empty for none.
     metavar: what `--help` shows in the place of a value; by default its words, N or TEXT.
-    least, most: bounds of a whole number.
-    common: whether `--help` lists it; `--help-all` lists every option.
-    complete: the words that the shell offers.
+    minimum, maximum: bounds of a whole number.
+    is_common: whether `--help` lists it; `--help-all` lists every option.
+    completions: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
     parse: what reads a value, and checks it, in place of the check of its type.
-    instead: what says the same in the phases in which it means nothing; empty for nothing.
+    substitute: what says the same in the phases in which it means nothing; empty for nothing.
     replacements: word that it does not take → what an error says to type in its place; none by default.
     """
 
@@ -66,19 +66,19 @@ class Setting:
     panel: Panel = "Options"
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
-    needs: str = ""
+    required_setting: str = ""
     check: Check | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
-    off: str = ""
+    negative_option: str = ""
     metavar: str = ""
-    least: int = 1
-    most: int = LARGEST
-    common: bool = False
-    complete: Callable[[], Iterable[str]] | None = None
+    minimum: int = 1
+    maximum: int = LARGEST
+    is_common: bool = False
+    completions: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
     parse: Check | None = None
-    instead: str = ""
+    substitute: str = ""
     replacements: Mapping[str, str] | None = None
 
 
@@ -100,7 +100,7 @@ class DeclaredSetting:
         """The words of a `Literal`; empty for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
-    def checked(self, raw_value: Any, option_name: str = "") -> Any:
+    def checked_value(self, raw_value: Any, option_name: str = "") -> Any:
         """Returns the checked value, or None for None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
@@ -110,30 +110,34 @@ class DeclaredSetting:
             return raw_value
         if self.setting.parse is not None:
             if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
-                raise InputError(f"{option_name}: {shown(raw_value)} is too large; expected at most {LARGEST:,}")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST:,}")
             return self.setting.parse(option_name, raw_value)
         if self.words:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
             if replacement is not None:
-                raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is not supported; expected {replacement}")
             return validate_choice(option_name, raw_value, self.kind)
         if self.kind is int:
-            return validate_whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
+            return validate_whole(
+                option_name, length_of(option_name, raw_value), self.setting.minimum, self.setting.maximum
+            )
         if self.kind is float:
             raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
         if self.kind is bool:
             if not isinstance(raw_value, bool):
-                raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is not a truth value; expected true or false")
             return raw_value
         if get_origin(self.kind) is tuple:
             if not isinstance(raw_value, Iterable):
-                raise InputError(f"{option_name}: {shown(raw_value)} is no list; expected several values or a text")
+                raise InputError(
+                    f"{option_name}: {short_repr(raw_value)} is no list; expected several values or a text"
+                )
             raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
         elif not isinstance(raw_value, (str, self.kind)):
             example_value = self.setting.example or "bf16"
             raise InputError(
-                f"{option_name}: {shown(raw_value)} is not text; expected a name such as {example_value!r}"
+                f"{option_name}: {short_repr(raw_value)} is not text; expected a name such as {example_value!r}"
             )
         return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
 
@@ -162,7 +166,7 @@ def parse_number(option_name: str, option_value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         parsed_number = float("nan")
     if not isfinite(parsed_number):
-        raise InputError(f"{option_name}: {shown(option_value)} is not a number; expected one such as 0.1")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is not a number; expected one such as 0.1")
     return parsed_number
 
 
@@ -208,7 +212,7 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
                 f"{setting_name}: there is no such setting.{suggest(setting_name, list(declared_settings))} "
                 "(llmcalc memory --help-all lists all)"
             )
-    return {name: declared_settings[name].checked(raw_value) for name, raw_value in raw_values.items()}
+    return {name: declared_settings[name].checked_value(raw_value) for name, raw_value in raw_values.items()}
 
 
 def training_option(settings: Any) -> str:
@@ -233,11 +237,11 @@ def check_phase(settings: Any, phase: str) -> None:
             training_setting = training_option(settings) if phase == "training" else ""
             reason_text = f", and {training_setting} is for training only" if training_setting else ""
             exclusion_text = f" without {training_setting}" if training_setting else ""
-            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{exclusion_text}"
+            expected_text = declaration.setting.substitute or f"--phase {meaningful_phases}{exclusion_text}"
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )
-        required_setting = declaration.setting.needs
+        required_setting = declaration.setting.required_setting
         if required_setting and getattr(settings, required_setting) is None:
             raise InputError(
                 f"{declaration.option}: it means nothing without {option(required_setting)}; expected "

@@ -7,7 +7,7 @@ from operator import index
 from pathlib import PurePath
 from typing import Any, get_args
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 
 LARGEST = 2**40
 """The largest number of sequences or tokens."""
@@ -19,12 +19,12 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
     Raises `InputError`, naming the option, if it is not.
     """
     if isinstance(option_value, bool) or not hasattr(option_value, "__index__"):
-        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {minimum} or more")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is not a whole number; expected {minimum} or more")
     whole_number: int = index(option_value)  # an integer of NumPy too
     if whole_number < minimum:
-        raise InputError(f"{option_name}: {shown(whole_number)} is too small; expected at least {minimum}")
+        raise InputError(f"{option_name}: {short_repr(whole_number)} is too small; expected at least {minimum}")
     if whole_number > maximum:
-        raise InputError(f"{option_name}: {shown(whole_number)} is too large; expected at most {maximum}")
+        raise InputError(f"{option_name}: {short_repr(whole_number)} is too large; expected at most {maximum}")
     return whole_number
 
 
@@ -38,14 +38,14 @@ def validate_optional_whole(
 def validate_text(option_name: str, option_value: Any, example: str) -> str:
     """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
     if not isinstance(option_value, str):
-        raise InputError(f"{option_name}: {shown(option_value)} is not text; expected a name such as {example!r}")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is not text; expected a name such as {example!r}")
     return option_value
 
 
 def validate_path(option_name: str, option_value: Any) -> str:
     """Validates that a value is a path, as text or a `Path`, and returns its text. Raises `InputError` otherwise."""
     if not isinstance(option_value, str | PurePath):
-        raise InputError(f"{option_name}: {shown(option_value)} is no path; expected the name of a file")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is no path; expected the name of a file")
     return str(option_value)
 
 
@@ -62,7 +62,7 @@ def number_text(option_name: str, option_value: Any) -> str:
     try:
         return str(option_value)
     except ValueError:
-        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected a shorter number") from None
+        raise InputError(f"{option_name}: {short_repr(option_value)} is too large; expected a shorter number") from None
 
 
 SPELLED = {"train": "training"}
@@ -83,5 +83,5 @@ def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> A
     if canonical_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
         expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
-        raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is not known; {expected_text}")
     return canonical_word

@@ -16,25 +16,27 @@ class RowsWithPast(Rows):
     """The rows of a pass: new tokens, plus recomputed tokens of earlier passes.
 
     window: only rows within a window of that many tokens are recomputed; None for all.
-    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None
+    selected_keys: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None
         for all.
-    pool: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are
+    pool_size: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are
         added (as in `PooledAttentionCore`); None for single rows.
     """
 
     name: str = "with_past"
     source_rows: Rows = TOKENS
     window: Number = None
-    selected: Number = None
-    pool: Number = None
+    selected_keys: Number = None
+    pool_size: Number = None
 
     def new_rows(self, workload: Workload) -> Number:
         past_row_count = self.source_rows.past_rows(workload)
-        if self.pool is not None and workload.phase == "decode":
+        if self.pool_size is not None and workload.phase == "decode":
             row_count = past_row_count + self.source_rows.new_rows(workload)
-            poolable_rows = floor_div(row_count, self.pool) * self.pool
-            return minimum(poolable_rows, self.selected) + row_count - poolable_rows
-        most_past_rows = self.selected if self.selected is not None and workload.phase == "decode" else self.window
+            poolable_rows = floor_div(row_count, self.pool_size) * self.pool_size
+            return minimum(poolable_rows, self.selected_keys) + row_count - poolable_rows
+        most_past_rows = (
+            self.selected_keys if self.selected_keys is not None and workload.phase == "decode" else self.window
+        )
         if most_past_rows is not None and not is_zero(past_row_count):
             past_row_count = minimum(past_row_count, most_past_rows - 1)
         return self.source_rows.new_rows(workload) + past_row_count

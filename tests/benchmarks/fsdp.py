@@ -41,7 +41,7 @@ def main() -> None:
         RUNS,
         time.process_time,
     )
-    print(f"fsdp: two training steps of {TARGET} on one of {LAYOUT.world:,} ranks, CPU time (median of {RUNS})")
+    print(f"fsdp: two training steps of {TARGET} on one of {LAYOUT.world_size:,} ranks, CPU time (median of {RUNS})")
     line("the bytes of tensors, folded", f"{exact * 1e3:.0f} ms", "≤ 50 ms")
     line("every layer on the allocator too", f"{answer * 1e3:.0f} ms")
 

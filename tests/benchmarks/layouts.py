@@ -80,7 +80,7 @@ def main() -> None:
     for (name, layout, settings), target in WALKED:
         one = memory(llmcalc.load(name).model, settings)
         (walk,) = calls([partial(walked, one, layout)], RUNS, time.process_time)
-        line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
+        line(f"a walk of {name} on {layout.world_size:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
         cluster = Cluster.with_framework(memory(llmcalc.load(name).model, settings), layout, framework)
@@ -96,7 +96,7 @@ def main() -> None:
     )
     for devices in PLANNED:
         start = time.process_time()
-        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried_count
+        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).ranked_layouts.tried_count
         taken = time.process_time() - start
         line(f"a plan of {PLANNED_MODEL} on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
 
@@ -105,7 +105,7 @@ def seconds_of_layouts(hardware: Hardware) -> None:
     """Estimates a step of DeepSeek-V3 under many layouts."""
     rng = random.Random(0)
     columns = {name: numpy.array(rng.choices(sizes, k=PRICED)) for name, sizes in SIZES.items()}
-    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
+    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recomputed_share=1.0)
     training_steps(llmcalc.load("deepseek-v3").model, device_of(hardware), find_stack("megatron"), base, columns)
 
 

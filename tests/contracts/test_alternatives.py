@@ -102,7 +102,7 @@ def flops(use: CountedOp) -> Any:
 
 def chosen(scope: ModuleScope, run_config: RunConfig) -> ModuleScope:
     """Returns a scope in which each choice is replaced by the form that runs."""
-    reduced_scope = ModuleScope(scope.name, scope.about)
+    reduced_scope = ModuleScope(scope.name, scope.node_fields)
     for item in scope.items:
         if isinstance(item, AlternativeBranches):
             name = run_config.execution.form(item.branches, run_config.workload)

@@ -59,7 +59,7 @@ def steps(scope: ModuleScope) -> list[Any]:
     out: list[Any] = []
     for item in scope.items:
         if isinstance(item, Step):
-            out.append((item.verb, item.name, len(item.ins), len(item.outs)))
+            out.append((item.verb, item.name, len(item.input_values), len(item.output_values)))
         elif isinstance(item, AlternativeBranches):
             out.append([(name, steps(branch)) for name, branch in item.branches.items()])
         else:
@@ -88,7 +88,7 @@ def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Componen
     repeated may change the rows.
     """
     for scope in _scopes(around_a_model(example).program().root):
-        if scope.first_input is not None and scope.about.get("repeat", 1) != 1:
+        if scope.first_input is not None and scope.node_fields.get("repeat", 1) != 1:
             assert scope.output is not None
             assert (scope.first_input.rows, scope.first_input.axes) == (scope.output.rows, scope.output.axes), (
                 scope.name
@@ -114,9 +114,9 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
         id(scope.first_layer_output) for scope in _scopes(program.root) if scope.first_layer_output is not None
     }
     for step in _run(program.root):
-        for value in step.ins:
+        for value in step.input_values:
             assert id(value.storage) in value_ids or _given(value), (step.verb, step.name)
-        value_ids |= {id(value.storage) for value in step.outs}
+        value_ids |= {id(value.storage) for value in step.output_values}
 
 
 def test_attention_reads_what_is_added_to_its_scores() -> None:
@@ -136,22 +136,22 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     )
     program = biased.program()
     steps = [step for step in program.root.steps() if step.verb == "attention"]
-    assert [len(step.ins) for step in steps] == [4, 3, 3]  # encoder, decoder, cross-attention
+    assert [len(step.input_values) for step in steps] == [4, 3, 3]  # encoder, decoder, cross-attention
     (bias,) = [step for step in program.root.steps() if step.verb == "distance_bias"]
-    assert steps[0].ins[3] is bias.outs[0]
-    assert bias.ins[0] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
+    assert steps[0].input_values[3] is bias.output_values[0]
+    assert bias.input_values[0] in [step.output_values[0] for step in program.root.steps() if step.verb == "table"]
 
 
 def _run(scope: ModuleScope) -> Iterator[Step]:
     """Yields the steps of a pass, without steps that never run."""
     for item in scope.items:
         if isinstance(item, Step):
-            if item.about.get("role") != "idle":
+            if item.node_fields.get("role") != "idle":
                 yield item
         elif isinstance(item, AlternativeBranches):
             for branch in item.branches.values():
                 yield from _run(branch)
-        elif item.about.get("role") != "idle":
+        elif item.node_fields.get("role") != "idle":
             yield from _run(item)
 
 
@@ -166,10 +166,10 @@ def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
     (core,) = [step for step in spec.program().root.steps() if step.verb == "attention"]
     assert core.options["kv_heads"].size == 2
     assert core.options["cache"] == "cache"
-    assert core.ins[1].axes[0].size == 4
+    assert core.input_values[1].axes[0].size == 4
 
 
 def test_layers_keep_their_indices() -> None:
     """A folded scope knows the indices of its layers, which lowering needs to restore their order."""
-    scopes = [s for s in decoder().program().root.scopes() if s.about.get("kind") == "layer"]
-    assert [list(scope.about["indices"]) for scope in scopes] == [[0, 1]]
+    scopes = [s for s in decoder().program().root.scopes() if s.node_fields.get("kind") == "layer"]
+    assert [list(scope.node_fields["indices"]) for scope in scopes] == [[0, 1]]

@@ -82,11 +82,11 @@ def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) ->
     steps = list(towers.steps())
     made: set[int] = set()
     for step in steps:
-        for value in step.ins:
+        for value in step.input_values:
             assert id(value.storage) in made or value.storage.is_constant, (step.verb, step.name)
-        made |= {id(value.storage) for value in step.outs}
+        made |= {id(value.storage) for value in step.output_values}
     own = example.input_value()
-    raw = [v for step in steps for v in step.ins if v.storage.is_constant and v.storage.axes == own.axes]
+    raw = [v for step in steps for v in step.input_values if v.storage.is_constant and v.storage.axes == own.axes]
     assert raw
     assert raw[0].storage.rows == own.rows
 
@@ -152,7 +152,7 @@ def test_the_class_vector_stands_among_the_patches_inside_the_layers_alone() -> 
     example = next(one for one in VisionTower.examples() if one.class_embedding)
     recorder, out = alone(example, rows=FixedRows(length=12))
     q = next(steps_named(recorder, "q_proj"))
-    assert (q.ins[0].rows.new_rows(Workload()), out.rows.new_rows(Workload())) == (13, 12)
+    assert (q.input_values[0].rows.new_rows(Workload()), out.rows.new_rows(Workload())) == (13, 12)
 
 
 def test_a_pooling_head_asks_one_query_of_each_image() -> None:
@@ -160,9 +160,11 @@ def test_a_pooling_head_asks_one_query_of_each_image() -> None:
     recorder, out = alone(example)
     (probe,) = steps_named(recorder, "probe")
     attends = [step for step in recorder.root.steps() if step.verb == "attention"][-1]
-    q, k, _ = attends.ins
+    q, k, _ = attends.input_values
     assert (q.rows, k.rows, out.rows) == (IMAGES, PATCHES, PATCHES)
-    reading_step = next(step for step in recorder.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
+    reading_step = next(
+        step for step in recorder.root.steps() if probe.output_values[0] in [v.storage for v in step.input_values]
+    )
     assert reading_step.name == "q_proj"
 
 
@@ -171,13 +173,13 @@ def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) ->
     """Besides queries, keys and values: projected distances in one example, a relative bias in the other."""
     recorder, _ = alone(example)
     (attends,) = (step for step in recorder.root.steps() if step.verb == "attention")
-    maker = {id(v): step for step in recorder.root.steps() for v in step.outs}
-    beside_them = [maker[id(v.storage)].name for v in attends.ins[3:]]
+    maker = {id(v): step for step in recorder.root.steps() for v in step.output_values}
+    beside_them = [maker[id(v.storage)].name for v in attends.input_values[3:]]
     assert beside_them == (["r_proj"] if example.attention.relative_keys else ["relative_bias"])
     core, left = attends.op, example.attention.context_left
     assert isinstance(core, ConformerAttentionCore)
     expected = (example.segment, 0) if left is None else (example.attention.chunk_size, left - 1 + 1)
-    assert (core.chunk, core.context) == expected
+    assert (core.chunk, core.context_keys) == expected
 
 
 # --- inputs of a projector --------------------------------------------------------------------------------------------
@@ -187,8 +189,10 @@ def read_by(recorder: Flow, name: str) -> list[Value]:
     """Returns the storages that the scope of that name reads and does not write."""
     (scope,) = (s for s in scopes(recorder.root) if s.name == name)
     steps = list(scope.steps())
-    made = {id(v.storage) for step in steps for v in step.outs}
-    return list({id(v.storage): v.storage for step in steps for v in step.ins if id(v.storage) not in made}.values())
+    made = {id(v.storage) for step in steps for v in step.output_values}
+    return list(
+        {id(v.storage): v.storage for step in steps for v in step.input_values if id(v.storage) not in made}.values()
+    )
 
 
 def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
@@ -268,7 +272,7 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
             module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[2] * o.shape[3]}))
     net(torch.randn(1, 31, below.num_mel_bins))
     recorder, _ = alone(first.model_copy(update={"subsampling": below}), rows=FixedRows(length=31))
-    counted = {s.name: s.outs[0].rows.new_rows(Workload()) for s in recorder.root.steps() if s.name in seen}
+    counted = {s.name: s.output_values[0].rows.new_rows(Workload()) for s in recorder.root.steps() if s.name in seen}
     assert counted == seen
     assert len(counted) == 2
 

@@ -35,7 +35,7 @@ from llmcalc.evidence import (
     Witness,
     by_torch,
     kernels_compared,
-    weakest,
+    weakest_status,
     witness_of,
 )
 from llmcalc.evidence import compared as kernel_compared
@@ -222,7 +222,7 @@ def test_a_framework_states_nothing_by_default() -> None:
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
     below = STATUSES[: STATUSES.index(status) + 1]
-    assert weakest(below) == status
+    assert weakest_status(below) == status
     evidence = [Evidence("optimizer", one, Witness(one, f"a {one}", "")) for one in below]
     assert with_evidence(TENSORS, evidence).status == status
 

@@ -339,7 +339,7 @@ def nodes(spec: ModelSpec) -> list[str]:
     scopes = [
         scope
         for scope in spec.program().root.scopes()
-        if scope.first_input is not None and not scope.about.get("optional")
+        if scope.first_input is not None and not scope.node_fields.get("optional")
     ]
     paths = dict.fromkeys(path for scope in scopes for path, _ in modules_below(scope))
     return [path for path in paths if "." not in path and "norm" not in path and "scale" not in path]

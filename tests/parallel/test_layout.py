@@ -13,12 +13,12 @@ from llmcalc.parallel.layout_request import LayoutRequest, parse_stage_layers
 
 def test_every_rank_stands_somewhere_else() -> None:
     layout = Layout(tp=2, cp=2, pp=3, dp=4, ep=4, etp=1)
-    places = {layout.coordinates(rank) for rank in range(layout.world)}
-    assert len(places) == layout.world == 48
+    places = {layout.coordinates(rank) for rank in range(layout.world_size)}
+    assert len(places) == layout.world_size == 48
     assert {(at.tp, at.cp, at.dp, at.pp) for at in places} == {
         (tp, cp, dp, pp) for tp in range(2) for cp in range(2) for dp in range(4) for pp in range(3)
     }
-    for rank in range(layout.world):
+    for rank in range(layout.world_size):
         at = layout.coordinates(rank)
         assert layout.rank(at.tp, at.cp, at.dp, at.pp) == rank
 

@@ -52,7 +52,7 @@ def sent_by_fsdp(layout: Layout, micro_batches: int) -> Collectives:
     groups = ("replicas", "dp") if layout.hsdp_replicas > 1 else ("dp",)
     sizes = (layout.hsdp_replicas, layout.shards) if layout.hsdp_replicas > 1 else (layout.dp,)
     formats = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    with fake_rank(0, layout.world):
+    with fake_rank(0, layout.world_size):
         mesh = init_device_mesh("cpu", (*sizes, layout.tp), mesh_dim_names=(*groups, "tp"))
         model = LLAMA.reference()
         if layout.tp > 1:

@@ -64,7 +64,7 @@ def placed(items: Sequence[Item], path: str = "", runs: bool = True) -> Iterator
             for name, branch in item.branches.items():
                 yield from placed(branch.items, f"{path}<{name}>", runs)
             continue
-        does = runs and item.about.get("role") not in NEVER_RUN
+        does = runs and item.node_fields.get("role") not in NEVER_RUN
         if isinstance(item, ModuleScope):
             yield from placed(item.items, f"{path}.{item.name}", does)
         elif item.verb != "repeat":
@@ -75,7 +75,7 @@ def check(spec: ModelSpec, layout: Layout) -> None:
     """Holds every rank's program to the model's. Raises `InputError` where a rank has none."""
     first, last = (rank_program(spec, layout, rank) for rank in (0, layout.tp - 1))
     ranks = [*[list(placed(first.root.items))] * (layout.tp - 1), list(placed(last.root.items))]  # vocabularies differ
-    copies = any(_has_copies(value.axes) for one in ranks[0] for value in one.step.outs)
+    copies = any(_has_copies(value.axes) for one in ranks[0] for value in one.step.output_values)
     for whole, *parts_of in zip(placed(spec.program().root.items), *ranks, strict=True):
         assert {part.path for part in parts_of} == {whole.path}
         _check_step(whole, [part.step for part in parts_of], copies)
@@ -86,15 +86,15 @@ def check(spec: ModelSpec, layout: Layout) -> None:
 def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
     """copied: whether any step has copies of key and value heads, which a state without inputs may keep too."""
     first, op = ranks[0], whole.step.op
-    shapes = [value.axes for value in (*first.ins, *first.outs)]
+    shapes = [value.axes for value in (*first.input_values, *first.output_values)]
     divided = any(map(is_divided, shapes))
-    for value, *own in zip(whole.step.outs, *(step.outs for step in ranks), strict=True):
+    for value, *own in zip(whole.step.output_values, *(step.output_values for step in ranks), strict=True):
         adds_up = sum(one.width for one in own) == value.width
         assert is_divided(own[0].axes) or own[0].width == value.width, whole.path
         assert not is_divided(own[0].axes) or adds_up or _has_copies(own[0].axes), whole.path
     if whole.step.verb in ("add", "sub", "mul", "div"):
-        alike = whole.step.ins[0].width == whole.step.ins[1].width
-        assert not alike or first.ins[0].width == first.ins[1].width, whole.path
+        alike = whole.step.input_values[0].width == whole.step.input_values[1].width
+        assert not alike or first.input_values[0].width == first.input_values[1].width, whole.path
     if op is None:
         return
     ops: list[Any] = [step.op for step in ranks]

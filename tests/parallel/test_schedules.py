@@ -43,7 +43,7 @@ def most(found: Pipeline) -> list[int]:
 
 def over_ideal(found: Any) -> float:
     """Idle time as a share of the time without any, as the papers give it: (p − 1)/m of 1F1B."""
-    return float(found.idle / (found.time - found.idle))
+    return float(found.idle_time / (found.time - found.idle_time))
 
 
 def words(order: Any) -> str:
@@ -58,7 +58,7 @@ def test_1f1b_has_its_distance_to_the_end_in_flight(p: int, m: int) -> None:
     """Narayanan 2021, §2.2.1: at most p; the rank before the last has 2. Bubble (p − 1)/m."""
     found = ran(m, pp=p)
     assert most(found.pipeline) == [min(p - rank, m) for rank in range(p)]
-    assert Fraction(found.idle) / m / 3 == Fraction(p - 1, m)
+    assert Fraction(found.idle_time) / m / 3 == Fraction(p - 1, m)
     assert over_ideal(found) == pytest.approx((p - 1) / m)
     assert found.bubble == pytest.approx((p - 1) / (m + p - 1))
     assert found.message_count == 2 * m * (p - 1)  # an output and a gradient across each border
@@ -112,13 +112,13 @@ def test_zb_h1_keeps_what_1f1b_keeps_and_waits_a_third(p: int, m: int) -> None:
     found, plain = ran(m, pp=p, schedule="zb-h1"), ran(m, pp=p)
     assert most(found.pipeline) == [p] * p
     assert max(most(plain.pipeline)) == p
-    assert found.idle * 3 == pytest.approx(plain.idle)
+    assert found.idle_time * 3 == pytest.approx(plain.idle_time)
     held = [found.pipeline.peak_in_flight(rank)[1] for rank in range(p)]
     assert held == [
         InFlightCounts((p - rank,), (rank,)) for rank in range(p)
     ]  # later workers keep weights' inputs alone
     uneven = ran(m, PassDurations(4, 3, 2), pp=p, schedule="zb-h1")  # W < B < F
-    assert uneven.idle == pytest.approx((p - 1) * (4 + 3 - 2))
+    assert uneven.idle_time == pytest.approx((p - 1) * (4 + 3 - 2))
     assert found.message_count == plain.message_count
 
 
@@ -128,7 +128,7 @@ def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     found = ran(m, pp=p, schedule="dualpipe")
     assert found.pipeline.ranks * found.pipeline.chunk_count == 2 * found.pipeline.stages  # two copies of the model
     assert most(found.pipeline) == [p + 1] * p
-    assert found.idle == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
+    assert found.idle_time == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
     faster = ran(m, PassDurations(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
     idle = max(
         faster.time - faster.busy_time(rank) for rank in range(p)

@@ -43,11 +43,11 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 @pytest.mark.parametrize("framework", ["megatron", "fsdp2", "torch", "deepspeed"])
 def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
-    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
+    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layout_rules)
     assert layout_search.possible_layouts
     assert layout_search.tried_count == len(layout_search.possible_layouts) + sum(layout_search.refusal_counts.values())
     for layout, batches in layout_search.possible_layouts:
-        assert layout.world == 16
+        assert layout.world_size == 16
         assert layout.dp * batches == 64
         assert sum(len(stage.layers) for stage in stages(layout, 32)) == 32
     assert len({layout for layout, _ in layout_search.possible_layouts}) == len(layout_search.possible_layouts)
@@ -55,7 +55,7 @@ def test_what_is_found_can_be(framework: str) -> None:
 
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
-    layout_search = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
+    layout_search = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layout_rules)
     assert layout_search.refusal_counts[HEADS]
     assert layout_search.refusal_counts[BATCH]  # 16 replicas for 8 sequences
     assert all(layout.tp == 1 for layout, _ in layout_search.possible_layouts)
@@ -64,27 +64,31 @@ def test_refusals_say_why() -> None:
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
     layout_search = search_layouts(
-        spec, 64, 64, 1, 4096, framework_named("megatron").layouts, layout_request=LayoutRequest(tp=8, vpp=1)
+        spec, 64, 64, 1, 4096, framework_named("megatron").layout_rules, layout_request=LayoutRequest(tp=8, vpp=1)
     )
     assert {(layout.tp, layout.vpp) for layout, _ in layout_search.possible_layouts} == {(8, 1)}
     assert len({layout.pp for layout, _ in layout_search.possible_layouts}) > 1
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
-    layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
+    layout_search = search_layouts(
+        llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules
+    )
     assert {layout.tp: layout.zero for layout, _ in layout_search.possible_layouts} == {1: 3, 2: 3, 4: 3, 8: 3}
     assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in layout_search.possible_layouts)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
-    layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
+    layout_search = search_layouts(
+        llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layout_rules
+    )
     assert {layout.cp for layout, _ in layout_search.possible_layouts} == {1, 2, 4, 8, 16}
 
 
 def test_sizes_that_are_given_are_tried() -> None:
     """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
     spec = llmcalc.load("llama3-8b").model
-    fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
+    fsdp2, megatron = framework_named("fsdp2").layout_rules, framework_named("megatron").layout_rules
     assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 4096, fsdp2).possible_layouts} == {1}
     assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2).possible_layouts} == {1, 2, 4, 8}
     assert {
@@ -117,7 +121,13 @@ def test_divisors(number: int, most: int | None) -> None:
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
     layout_search = search_layouts(
-        llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
+        llmcalc.load("llama3-8b").model,
+        8,
+        4,
+        1,
+        4096,
+        framework_named("torch").layout_rules,
+        LayoutRequest(schedule="1f1b"),
     )
     assert layout_search.possible_layouts
     assert all(batches >= layout.pp for layout, batches in layout_search.possible_layouts)
@@ -140,7 +150,13 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
     layout_search = search_layouts(
-        llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, layout_request=asked
+        llmcalc.load("llama3-70b").model,
+        64,
+        64,
+        1,
+        32768,
+        framework_named("megatron").layout_rules,
+        layout_request=asked,
     )
     assert layout_search.possible_layouts
     assert all(holds(layout) for layout, _ in layout_search.possible_layouts)
@@ -150,7 +166,7 @@ def test_layers_of_stages_are_those_that_are_asked_for() -> None:
     """As a change of `fit` names them; the stages are pp · vpp, and their layers add up to the model's."""
 
     def searched(*sizes: int) -> LayoutSearch:
-        rules, request = framework_named("megatron").layouts, LayoutRequest(pp_layout=sizes)
+        rules, request = framework_named("megatron").layout_rules, LayoutRequest(pp_layout=sizes)
         return search_layouts(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, rules, request)
 
     possible = searched(39, 41).possible_layouts
@@ -163,7 +179,13 @@ def test_layers_of_stages_are_those_that_are_asked_for() -> None:
 def test_groups_that_are_not_tried_are_refused() -> None:
     with pytest.raises(InputError, match="--ep 2: the memory of such ranks is not modelled for --framework fsdp2"):
         search_layouts(
-            llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(ep=2)
+            llmcalc.load("mixtral-8x7b").model,
+            64,
+            64,
+            1,
+            4096,
+            framework_named("fsdp2").layout_rules,
+            LayoutRequest(ep=2),
         )
 
 
@@ -198,7 +220,7 @@ def test_groups_that_are_not_tried_are_refused() -> None:
 def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: LayoutRequest, error: str) -> None:
     """Nothing would be tried, and the nearest layout would not tell why."""
     with pytest.raises(InputError, match=error):
-        search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layouts, asked)
+        search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layout_rules, asked)
 
 
 def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
@@ -206,23 +228,25 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     spec = llmcalc.load("llama3-8b").model
     assert all(
         layout.pp == 1
-        for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible_layouts
+        for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules).possible_layouts
     )
-    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
+    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=4))
     assert {(layout.pp, layout.vpp) for layout, _ in layout_search.possible_layouts} == {(4, 1), (4, 2), (4, 4)}
     assert not any(layout.reshard for layout, _ in layout_search.possible_layouts if layout.zero == 3)
-    again = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
+    again = search_layouts(
+        spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=4, reshard=True)
+    )
     assert all(layout.reshard for layout, _ in again.possible_layouts)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp
             for layout, _ in search_layouts(
-                spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked
+                spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, asked
             ).possible_layouts
         )
-        assert search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible_layouts
+        assert search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, asked).possible_layouts
     few = search_layouts(
-        spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=8, tp=1, vpp=1)
+        spec, 16, 8, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
     assert not few.possible_layouts
     assert few.refusal_counts[ROUNDS] == 1
@@ -235,7 +259,7 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         64,
         1,
         4096,
-        framework_named("megatron").layouts,
+        framework_named("megatron").layout_rules,
         layout_request=LayoutRequest(prefetch=2),
     )
     assert set(layout_search.refusal_counts) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
@@ -296,7 +320,7 @@ def test_other_errors_are_left_as_they_are() -> None:
 
 
 def test_zero_that_divides_nothing_is_refused() -> None:
-    spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layouts
+    spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layout_rules
     layout_search = search_layouts(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
     assert {layout.dp for layout, _ in layout_search.possible_layouts} == {2, 4, 8}
     assert layout_search.refusal_counts[NO_REPLICAS]
@@ -305,18 +329,18 @@ def test_zero_that_divides_nothing_is_refused() -> None:
 
 def test_pipelines_are_tried_where_nothing_else_is_possible() -> None:
     """384 devices as tp · dp leave a factor of 3 to replicas, which 2,048 sequences do not have; 12 stages take it."""
-    spec, fsdp2 = llmcalc.load("bloom-176b").model, framework_named("fsdp2").layouts
+    spec, fsdp2 = llmcalc.load("bloom-176b").model, framework_named("fsdp2").layout_rules
     possible_degrees = {
         (layout.tp, layout.pp, layout.dp)
         for layout, _ in search_layouts(spec, 384, 2048, 1, 2048, fsdp2).possible_layouts
     }
     assert (4, 12, 8) in possible_degrees
     assert {layout.pp for layout, _ in search_layouts(spec, 256, 2048, 1, 2048, fsdp2).possible_layouts} == {1}
-    assert search_layouts(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible_layouts == []
+    assert search_layouts(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layout_rules).possible_layouts == []
 
 
 def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
-    deepspeed = framework_named("deepspeed").layouts
+    deepspeed = framework_named("deepspeed").layout_rules
     check_planned(Layout(dp=384), deepspeed, 2304, 1)
     for layout, batch in ((Layout(dp=384), 2048), (Layout(tp=2, dp=128), 2048)):
         with pytest.raises(InputError):
@@ -326,7 +350,7 @@ def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
 
 def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
     """A plan of ZeRO-3 alone left out the faster stages of small models."""
-    spec, deepspeed = llmcalc.load("llama3-8b").model, framework_named("deepspeed").layouts
+    spec, deepspeed = llmcalc.load("llama3-8b").model, framework_named("deepspeed").layout_rules
 
     def stages(request: LayoutRequest, devices: int = 8) -> list[int]:
         return [

@@ -35,7 +35,7 @@ def model(name: str) -> ModelSpec:
 
 
 def ranks(spec: ModelSpec, layout: Layout) -> list[RankModel]:
-    return [rank_model(spec, layout, rank) for rank in range(layout.world)]
+    return [rank_model(spec, layout, rank) for rank in range(layout.world_size)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,7 +125,7 @@ def test_experts_of_all_ranks_are_the_models(layout: Layout) -> None:
     def experts(count: Any) -> int:
         return count.by_component["experts"]
 
-    copies = layout.world // (layout.ep * layout.expert_tp)
+    copies = layout.world_size // (layout.ep * layout.expert_tp)
     assert sum(experts(params(one)) for one in shares) == copies * experts(params(spec))
     assert sum(experts(flops(one, run)) for one in shares) == layout.dp * experts(flops(spec, run))
     inactive = params(spec).total - params(spec).active

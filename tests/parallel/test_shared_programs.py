@@ -35,7 +35,7 @@ def test_other_sizes_are_other_programs(other: Layout) -> None:
 
 def test_stages_and_parts_of_the_vocabulary_are_programs_of_their_own() -> None:
     spec, layout = load("qwen3-0.6b?num_hidden_layers=4&vocab_size=1001").model, Layout(tp=2, pp=2)
-    for rank in range(layout.world):
+    for rank in range(layout.world_size):
         stage = list(stages(layout, 4))[layout.coordinates(rank).pp]
         shared, alone = (program(spec, layout, rank, stage) for program in (cached_rank_program, rank_program))
         assert weight_shards(shared) == weight_shards(alone)

@@ -56,7 +56,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     of_parts = [bar.get_width() * unit for bar in parts_axes.patches if bar.get_y() > 0]
     assert sum(of_parts) == pytest.approx(answer.seconds, rel=1e-9)
     whisker = [float(value) * unit for value in parts_axes.lines[0].get_xdata()]
-    assert whisker == pytest.approx([float(answer.range.low), float(answer.range.high)])
+    assert whisker == pytest.approx([float(answer.time_range.low), float(answer.time_range.high)])
     node_unit = FACTORS[node_axes.get_xlabel()]
     assert sum(bar.get_width() for bar in node_axes.patches) * node_unit == pytest.approx(answer.seconds, rel=1e-9)
     assert len(node_axes.get_yticks()) <= breakdown.MOST_NODES
@@ -116,7 +116,7 @@ def test_the_front_and_the_load_are_those_of_the_answer() -> None:
     assert list(y) == sorted(y)
     for index in {index for index, _ in answer.pareto_front}:
         curve = points[layout_text(answer.servers[index])]
-        assert list(curve.get_ydata()) == [point.per_device for point in answer.curves[index]]
+        assert list(curve.get_ydata()) == [point.tokens_per_second_per_device for point in answer.curves[index]]
     chosen = answer.chosen
     (estimate,) = (line for line in load_axes.lines if line.get_label() == "estimate")
     assert list(estimate.get_xdata()) == [point.concurrency for point in answer.curves[chosen.index]]

@@ -253,7 +253,7 @@ CASES: dict[str, Case] = {
         lambda t, x: t.gather(x, t.topk(x, 3)[1]), lambda x: x.gather(-1, x.topk(3, -1).indices), of((2, 3, 8), F32)
     ),
     "rows in the order of their experts": Case(
-        lambda t, x, i: t.index_select(x, t.like(t.sort(t.flatten(i))[1])),
+        lambda t, x, i: t.index_select(x, t.new_like(t.sort(t.flatten(i))[1])),
         lambda x, i: x.index_select(0, i.flatten().sort(stable=True)[1] // 2),
         of((6, 8)),
         of((6, 2), LONG),

@@ -148,7 +148,10 @@ def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
     config = _config_of(shape)
     if config is not None:
         verdict = verify_config(spec_of(shape), config, seq=LEAST_SEQ)
-        assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
+        assert verdict.ok, (
+            config,
+            [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures[:5]],
+        )
 
 
 WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")

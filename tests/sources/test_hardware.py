@@ -342,9 +342,9 @@ def test_links_are_given_each_way():
 
 def test_an_unknown_peak_is_an_error_that_names_those_known():
     with pytest.raises(InputError, match=r"A100 80 GB: no peak FLOP/s is known for fp8; expected one of .*bf16"):
-        load_hardware("a100-80gb").peak("float8")
+        load_hardware("a100-80gb").peak_rate("float8")
     with pytest.raises(InputError, match=r"M4 Max: no peak FLOP/s is known for bf16; expected one of fp32, fp16"):
-        load_hardware("m4-max").peak("bfloat16")
+        load_hardware("m4-max").peak_rate("bfloat16")
 
 
 def test_sums_in_float16_double_the_published_peak_of_the_rtx_4090():
@@ -391,7 +391,7 @@ def test_a_memory_size_stands_for_an_accelerator_of_that_memory(asked, name, siz
     with pytest.raises(InputError, match=f"{name}: no memory bandwidth is known; expected a named accelerator, or a"):
         anonymous.bandwidth()
     with pytest.raises(InputError, match=f"{name}: no peak FLOP/s is known; expected a named accelerator, or a TOML"):
-        anonymous.peak("bfloat16")
+        anonymous.peak_rate("bfloat16")
 
 
 @pytest.mark.parametrize("asked", ["0GiB", "0.0001MiB"])
@@ -426,7 +426,7 @@ def test_a_file_of_ones_own_needs_its_memory_alone(tmp_path, run):
     path.write_text(OWN)
     own = find_hardware(str(path))
     assert (own.name, own.vendor, own.released, own.sources) == ("my-gpu.toml", "", None, ())
-    assert own.peak("bfloat16") / own.bandwidth() == 100
+    assert own.peak_rate("bfloat16") / own.bandwidth() == 100
     code, out, err = run("hardware", str(path))
     assert (code, err) == (0, "")
     assert "500.00 GB/s" in out

@@ -42,7 +42,7 @@ def budget(tmp_path: Path) -> Path:
 
 def test_every_key_is_what_its_command_counts(budget: Path) -> None:
     checks = check_budget(read_budget(budget), budget.parent)
-    measured = {(check.target, check.key, check.accelerator): check.measured for check in checks}
+    measured = {(check.target, check.key, check.accelerator): check.measured_value for check in checks}
     llama = llmcalc.load("llama3-8b")
     assert measured["llama3-8b", "params", ""] == llmcalc.params(llama).total
     assert measured["llama3-8b", "active", ""] == llmcalc.params(llama).active
@@ -66,7 +66,7 @@ def test_a_run_takes_every_setting_of_memory(tmp_path: Path) -> None:
     file.write_text(f'[[model]]\ntarget = "gpt2"\nmemory = {{ max = "80 GiB", {table} }}\n')
     (check,) = check_budget(read_budget(file), tmp_path)
     options: Any = settings
-    assert check.measured == llmcalc.memory("gpt2", **options).device.device_bytes
+    assert check.measured_value == llmcalc.memory("gpt2", **options).device.device_bytes
     assert check.settings == settings
     assert set(SETTINGS["memory"]) == {*declarations_of(Settings), *SHORTHANDS}
 

@@ -256,12 +256,14 @@ class Megatron(NodeTrackingEager):
     """
 
     def dropout(self, x: Tensor) -> Tensor:
-        mask = self.t.new_tensor(x.shape, BOOL)
-        return record(self.graph, "dropout", (x,), self.t.like(x), lambda g, _, mask: (self.t.like(g, mask),), mask)
+        mask = self.aten.new_tensor(x.shape, BOOL)
+        return record(
+            self.graph, "dropout", (x,), self.aten.new_like(x), lambda g, _, mask: (self.aten.new_like(g, mask),), mask
+        )
 
     def compute_attention(self, q: Tensor, k: Tensor, v: Tensor, *masked: Any) -> Tensor:
-        scores = self.t.scale(self.t.matmul(q, self.t.transpose(k, -1, -2)))
-        return self.t.matmul(self.dropout(self.t.softmax(scores)), v)
+        scores = self.aten.scale(self.aten.matmul(q, self.aten.transpose(k, -1, -2)))
+        return self.aten.matmul(self.dropout(self.aten.softmax(scores)), v)
 
     def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = super().linear_output(step, x, weight, bias)
@@ -382,8 +384,8 @@ def test_1f1b_waits_p_minus_1_over_m_and_interleaving_divides_it_by_v() -> None:
     """Narayanan 2021, §2.2: idle time over ideal time. Exact if all stages take equally long and sends take nothing."""
     for p, v, m in ((4, 2, 8), (8, 4, 64)):
         plain, chunked = (timetable(pipeline(Layout(pp=p, vpp=vpp), m)) for vpp in (1, v))
-        assert Fraction(plain.idle) / Fraction(plain.time - plain.idle) == Fraction(p - 1, m)
-        assert Fraction(chunked.idle) / Fraction(chunked.time - chunked.idle) == Fraction(p - 1, m * v)
+        assert Fraction(plain.idle_time) / Fraction(plain.time - plain.idle_time) == Fraction(p - 1, m)
+        assert Fraction(chunked.idle_time) / Fraction(chunked.time - chunked.idle_time) == Fraction(p - 1, m * v)
 
 
 def test_zero_bubble_h1_waits_a_third_as_long_in_the_same_memory() -> None:
@@ -392,12 +394,12 @@ def test_zero_bubble_h1_waits_a_third_as_long_in_the_same_memory() -> None:
     """
     p, m = 8, 32
     plain, zero = (timetable(pipeline(Layout(pp=p, schedule=one), m)) for one in ("1f1b", "zb-h1"))
-    assert zero.idle * 3 == plain.idle
+    assert zero.idle_time * 3 == plain.idle_time
     assert most_in_flight(m, pp=p, schedule="zb-h1") == [p] * p
     slow = timetable(
         pipeline(Layout(pp=p, schedule="zb-h1"), m), PassDurations(forward=1, backward_inputs=2, backward_weights=1)
     )
-    assert slow.idle == (p - 1) * (1 + 2 - 1)
+    assert slow.idle_time == (p - 1) * (1 + 2 - 1)
 
 
 def test_dualpipe_holds_twice_the_parameters_and_p_plus_1_micro_batches() -> None:
@@ -407,7 +409,7 @@ def test_dualpipe_holds_twice_the_parameters_and_p_plus_1_micro_batches() -> Non
     for rank in range(p):
         assert layers_held(dual, rank) == 2 * layers_held(plain, rank) == 2 * LAYERS // p
     assert most_in_flight(m, pp=p, schedule="dualpipe") == [p + 1] * p
-    assert timetable(dual).idle == (p // 2 - 1) * (3 + 2 - 3)  # F&B + B − 3W of equal passes
+    assert timetable(dual).idle_time == (p // 2 - 1) * (3 + 2 - 3)  # F&B + B − 3W of equal passes
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_llama3_8b_by_hand() -> None:
     s = q.shape
     assert (q.parameters, q.active) == (8_030_261_248, 8_030_261_248)
     assert s.aspect_ratio == 4096 / 32 == 128
-    assert s.in_dense_band
+    assert s.is_in_dense_band
     assert s.feed_forward_ratio == 14336 / 4096 == 3.5
     assert (s.num_attention_heads, s.head_dim, s.head_ratio) == (32, 128, 1.0)
     assert s.kv_ratio == 8 / 32

@@ -97,7 +97,7 @@ def test_ranks_of_a_layout_that_does_not_fit_are_not_replayed_beyond_the_fullest
     replay = Cluster._replay
 
     def watched(cluster: Cluster, rank: int, runtime: CudaRuntime) -> RankMemory:
-        replayed[cluster.layout.world] += 1
+        replayed[cluster.layout.world_size] += 1
         return replay(cluster, rank, runtime)
 
     monkeypatch.setattr(Cluster, "_replay", watched)

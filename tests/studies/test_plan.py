@@ -74,7 +74,7 @@ def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, m
 def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str, framework: str) -> None:
     spec = load(model).model
     estimates = LayoutEstimates(memory(spec, Settings(phase="training", seq=128)), framework_of(framework))
-    layouts = search_layouts(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible_layouts
+    layouts = search_layouts(spec, 4, 8, 1, 128, framework_of(framework).layout_rules).possible_layouts
     assert layouts
     for recompute in ("", "full"):
         estimate = estimates.with_recompute(recompute).estimates_as_configured
@@ -90,7 +90,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     estimate = LayoutEstimates(
         memory(spec, Settings(phase="training", seq=128)), framework_of("megatron")
     ).estimates_as_configured
-    layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible_layouts
+    layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layout_rules).possible_layouts
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
         least = estimate.least_bytes(layout, number)
@@ -184,8 +184,8 @@ def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
         lambda *_: 1,
         lambda *_: 50,
         EstimateErrors(0.1),
-        recomputations=tuple(sizes),
-        exceeds=lambda layout, number, recompute, is_too_large: is_too_large(sizes[recompute]),
+        recompute_modes=tuple(sizes),
+        has_too_large_rank=lambda layout, number, recompute, is_too_large: is_too_large(sizes[recompute]),
     )
     assert [candidate.recompute for candidate in layout_order.plan(2).feasible] == ["full", "full"]
     assert estimated == [(2, AS_CONFIGURED), (2, "full"), (1, "full")]

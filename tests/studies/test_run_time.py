@@ -416,8 +416,8 @@ def test_the_place_of_a_layout(run: Any) -> None:
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     """Place 1 was a layout that is not in the table, since its replay did not fit."""
     layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
-    first, second, *others = layout_plan.plan.feasible
-    refused_plan = replace(layout_plan.plan, feasible=[second, *others])
+    first, second, *others = layout_plan.ranked_layouts.feasible
+    refused_plan = replace(layout_plan.ranked_layouts, feasible=[second, *others])
     layouts_in_order = replace(layout_plan, plan=refused_plan).order
     assert layouts_in_order[:2] == [second, *others][:2]
     assert first not in layouts_in_order
@@ -637,7 +637,7 @@ def test_formats_without_a_time_are_refused(options: dict[str, str], message: st
     """They were timed as 16 bits."""
     with pytest.raises(InputError, match=message):
         llmcalc.time("gpt2", **{"hardware": "h100", "phase": "training", **options})
-    assert llmcalc.time("gpt2", hardware="h100", phase="training", grad_dtype="fp32").result.range.estimate > 0
+    assert llmcalc.time("gpt2", hardware="h100", phase="training", grad_dtype="fp32").result.time_range.estimate > 0
 
 
 def test_products_of_a_device_without_bfloat16_are_named_as_float16(run: Any) -> None:

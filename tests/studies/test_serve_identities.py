@@ -87,9 +87,16 @@ def test_no_server_of_the_front_is_dominated(servers: StudiedServers) -> None:
     front = [points[key] for key in servers.pareto_front]
     for kept in front:
         for point in points.values():
-            assert not (point.load.tpot < kept.load.tpot and point.per_device > kept.per_device)
+            assert not (
+                point.load.tpot < kept.load.tpot
+                and point.tokens_per_second_per_device > kept.tokens_per_second_per_device
+            )
     for point in points.values():
-        assert any(kept.load.tpot <= point.load.tpot and kept.per_device >= point.per_device for kept in front)
+        assert any(
+            kept.load.tpot <= point.load.tpot
+            and kept.tokens_per_second_per_device >= point.tokens_per_second_per_device
+            for kept in front
+        )
 
 
 def test_cost_is_price_times_time(servers: StudiedServers) -> None:

@@ -126,7 +126,7 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     assert all(s.difference == s.parameters / budget.value - 1 for s in shape_study.shapes)
     ratios = [s.stack.aspect_ratio for s in shape_study.shapes]
     assert ratios == sorted(ratios)
-    (marked,) = [s for s in shape_study.shapes if s.target]
+    (marked,) = [s for s in shape_study.shapes if s.is_target]
     assert (marked.stack.hidden_size, marked.stack.num_hidden_layers) == (own.hidden_size, own.main.num_hidden_layers)
     assert marked.difference == 0
 

@@ -48,7 +48,7 @@ def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVIC
     spec = load(model).model
     one = memory(spec, Settings("training", seq=seq))
     layouts = search_layouts(
-        spec, devices, 4 * devices, 1, seq, framework_named(framework).layouts, LayoutRequest(devices=devices)
+        spec, devices, 4 * devices, 1, seq, framework_named(framework).layout_rules, LayoutRequest(devices=devices)
     ).possible_layouts
     walk = framework_named(framework).estimate(one)
     for layout, batches in random.Random(1).sample(layouts, min(most, len(layouts))):

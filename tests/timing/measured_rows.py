@@ -459,10 +459,10 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         row.whole("micro_batches"),
         row.whole("seq"),
         dtype=dtype,
-        recompute=RECOMPUTED[row["recompute"]],
+        recomputed_share=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=_adapters(row),
-        recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
+        recomputed_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
         stops_early=prices.stack.stops_early and row["recompute"] in WHOLE_LAYERS,
     )
     return float(prices.step(plan).seconds)

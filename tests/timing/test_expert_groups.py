@@ -140,7 +140,9 @@ def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str,
         **EXPERTS | {"moe_token_dispatcher_type": dispatcher, "enable_cuda_graph": "graphs" in options}
     )
     ignored = ("--overlap-grad-reduce",) if "overlap" in options else ()
-    launch = Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored, layout=Layout(dp=8, ep=8))
+    launch = Launch(
+        "run.sh", "", "megatron", own_settings=own_settings, ignored_arguments=ignored, layout=Layout(dp=8, ep=8)
+    )
     assert stack_of_launch(launch, False, True) == expected
     time_stack = find_stack(expected)
     assert (time_stack.gathers_tokens, bool(time_stack.captured)) == (dispatcher == "allgather", "graphs" in options)

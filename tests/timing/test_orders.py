@@ -84,7 +84,7 @@ def drawn_plan(draw: random.Random) -> StepPlan:
     )
     sizes = draw.choice((1, 2, 4)), draw.choice((1, 4, 16)), draw.choice((512, 4096, 16384))
     dtype, recompute = draw.choice(("bf16", "fp8", "fp32")), draw.choice((0.0, 1.0))
-    return StepPlan.from_layout(layout, *sizes, dtype=dtype, recompute=recompute)
+    return StepPlan.from_layout(layout, *sizes, dtype=dtype, recomputed_share=recompute)
 
 
 def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:

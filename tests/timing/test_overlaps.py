@@ -50,7 +50,7 @@ def test_arguments_of_megatron_state_which_messages_overlap(
     megatron = framework("megatron")
     assert megatron.overlapped_groups is not None
     assert set(megatron.overlapped_groups(launch) or ()) == groups
-    assert megatron.stack(launch, False, False) == stack
+    assert megatron.stack_name(launch, False, False) == stack
 
 
 def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_file_says_so() -> None:
@@ -99,18 +99,18 @@ def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_
     pretraining, adapters = (read_launch(f"{recipes} qwen25_7b_{kind}_config") for kind in ("pretrain_8gpu", "peft"))
     assert megatron.overlapped_groups is not None
     assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
-    assert megatron.stack(adapters, False, False) == "megatron-no-overlap"
+    assert megatron.stack_name(adapters, False, False) == "megatron-no-overlap"
     experts = "model.tensor_model_parallel_size=1 model.expert_model_parallel_size=4"  # whose tokens alltoall exchanges
-    assert megatron.stack(pretraining, False, False) == "megatron"
+    assert megatron.stack_name(pretraining, False, False) == "megatron"
     assert (
-        megatron.stack(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False, True)
+        megatron.stack_name(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False, True)
         == "megatron-alltoall"
     )
     text = (DATA / "llama_factory_megatron.yaml").read_text()
     changed = tmp_path / "train.yaml"
     changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
     stacks = [
-        megatron.stack(read_launch(path), False, False) for path in (DATA / "llama_factory_megatron.yaml", changed)
+        megatron.stack_name(read_launch(path), False, False) for path in (DATA / "llama_factory_megatron.yaml", changed)
     ]
     assert stacks == ["megatron", "megatron-no-overlap"]
 

@@ -99,7 +99,7 @@ def test_fsdp_qlora(
         model, hardware, "training", devices=devices, batch=batch, seq=2048, **settings
     ).result
     assert timed_run.seconds == pytest.approx(seconds, rel=0.2)
-    assert not timed_run.unpriced
+    assert not timed_run.unpriced_options
 
 
 @pytest.mark.parametrize("framework", ["torch", "fsdp2", "deepspeed"])

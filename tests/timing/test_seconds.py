@@ -174,7 +174,7 @@ def test_a_scalar_equals_its_column() -> None:
     rows = [tuple(map(rng.choice, choices)) for _ in range(60)]
     rows = [row if row[1] > 1 else (*row[:5], 1, *row[6:]) for row in rows]
     columns = {name: numpy.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
+    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recomputed_share=1.0)
     seconds = training_steps(spec, h100(), MEGATRON, base, columns)
     prices = StepTimer(spec, h100(), MEGATRON)
     for row, column in zip(rows, seconds, strict=True):
@@ -207,7 +207,7 @@ def test_more_work_takes_longer() -> None:
         return float(training_step(llama(), h100(), MEGATRON, replace(plan, **changes)).seconds)
 
     assert step(seq=8192) > step(micro_batches=16) > step()
-    assert step(recompute=1.0) > step(recompute_core=True) > step()
+    assert step(recomputed_share=1.0) > step(recomputes_attention=True) > step()
     assert prefill(llama(), h100(), VLLM, 1, 4096, 4096).seconds > prefill(llama(), h100(), VLLM, 1, 4096).seconds
 
 
@@ -818,15 +818,15 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
     def work_seconds(**options: Any) -> float:
         return float(training_step(spec, device, MEGATRON, replace(plan, **options)).seconds_by_part["work"])
 
-    nodes = {name: work_seconds(recompute_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
+    nodes = {name: work_seconds(recomputed_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
     lines = time_pass(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, NumberFormats()).operations
     forward = sum(line.runs_per_layer * line.seconds for line in lines if ".mlp" in line.path and not line.is_backward)
     assert nodes["mlp"] == pytest.approx(32 * forward)
-    core = work_seconds(recompute_nodes=frozenset({"self_attn.core"})) - work_seconds()
-    assert core == pytest.approx(work_seconds(recompute_core=True) - work_seconds())
-    assert core < nodes["self_attn"] < work_seconds(recompute=1.0) - work_seconds()
+    core = work_seconds(recomputed_nodes=frozenset({"self_attn.core"})) - work_seconds()
+    assert core == pytest.approx(work_seconds(recomputes_attention=True) - work_seconds())
+    assert core < nodes["self_attn"] < work_seconds(recomputed_share=1.0) - work_seconds()
     with pytest.raises(InputError, match="nodes:conv: no layer has that module; expected some of"):
-        work_seconds(recompute_nodes=frozenset({"conv"}))
+        work_seconds(recomputed_nodes=frozenset({"conv"}))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for line in priced.operations:
         seconds[line.kind] = seconds.get(line.kind, 0) + float(
-            line.runs_per_layer * line.seconds * priced.rank_work.count(line.layer_kind_index)
+            line.runs_per_layer * line.seconds * priced.rank_work.layer_count(line.layer_kind_index)
         )
     return seconds
 

@@ -94,7 +94,7 @@ def test_messages_equal_those_of_parallel_messages(name: str, layout: Layout) ->
     messages: Counter[Any] = Counter()
     for layer, message, *_ in work.messages:
         key = message.process_group, message.ranks, message.collective_kind, message.bytes
-        messages[key] += message.repetitions * work.count(layer)
+        messages[key] += message.repetitions * work.layer_count(layer)
     assert {key: n for key, n in messages.items() if key[0] in groups and key[1] > 1 and n} == expected
 
 
@@ -142,7 +142,7 @@ def test_frozen_weights_have_no_gradient_and_adapters_have() -> None:
     adapted = rank_work(
         spec, RankPass(2, 256, phase="training", adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))
     )
-    trained = sum(number * adapted.count(layer) for layer, number in adapted.adapter_params_by_layer.items())
+    trained = sum(number * adapted.layer_count(layer) for layer, number in adapted.adapter_params_by_layer.items())
     assert trained == 32 * 16 * ((4096 + 4096) + (4096 + 1024)) == 6_815_744
     assert adapted.parameters == weights.parameters
     assert adapted.forward_flops == weights.forward_flops + 2 * tokens * trained

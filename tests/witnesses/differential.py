@@ -201,7 +201,9 @@ def judged(config: dict[str, Any]) -> tuple[str, str]:
     reason = next((why for why, holds in KNOWN.items() if holds(config, verdict.failures)), None)
     if reason is not None:
         return "known", reason
-    return "wrong", "; ".join(f"{c.node} {c.quantity} {c.closed_form} is {c.measured}" for c in verdict.failures[:3])
+    return "wrong", "; ".join(
+        f"{c.node} {c.quantity} {c.closed_form} is {c.measured_value}" for c in verdict.failures[:3]
+    )
 
 
 def _count(spec: ModelSpec, seq: int) -> None:

@@ -196,11 +196,10 @@ def written(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def line(check: Check) -> str:
-    assert check.measured
-    off = check.closed_form / check.measured - 1
-    return (
-        f"    {'=' if check.ok else '≠'} {check.quantity:40} {check.closed_form:>15,} {check.measured:>15,} {off:+.3%}"
-    )
+    assert check.measured_value
+    off = check.closed_form / check.measured_value - 1
+    sizes = f"{check.closed_form:>15,} {check.measured_value:>15,}"
+    return f"    {'=' if check.ok else '≠'} {check.quantity:40} {sizes} {off:+.3%}"
 
 
 def main(words: list[str] | None = None) -> int:

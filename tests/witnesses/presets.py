@@ -92,7 +92,7 @@ def measure(name: str) -> dict[str, Any]:
 def _numbers(verdict: Verdict, words: dict[str, str]) -> dict[str, Any]:
     """Returns the measured totals of the whole model; `followed` where the class deviates from its architecture."""
     checks = [c for c in verdict.checks if c.node == "model" and c.quantity in QUANTITIES]
-    return {c.quantity: FOLLOWED if words.get(c.quantity) == FOLLOWED else c.measured for c in checks}
+    return {c.quantity: FOLLOWED if words.get(c.quantity) == FOLLOWED else c.measured_value for c in checks}
 
 
 def main(names: list[str]) -> None:

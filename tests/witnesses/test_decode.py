@@ -61,15 +61,15 @@ def _no_product(op: Op) -> Op:
 
 def _every_key(op: Op) -> Op:
     if isinstance(op, EntryAttentionCore):
-        return replace(op, chosen=None)
+        return replace(op, chosen_entries=None)
     if isinstance(op, BlockAttentionCore):
         return replace(op, blocks=CONTEXT)
     if isinstance(op, PooledAttentionCore):
-        return replace(op, selected=op.pool * CONTEXT)
+        return replace(op, selected_keys=op.pool_size * CONTEXT)
     if isinstance(op, AttentionCore):
-        return replace(op, selected=None)
+        return replace(op, selected_keys=None)
     if isinstance(op, Linear) and isinstance(op.rows, RowsWithPast):
-        return replace(op, rows=replace(op.rows, selected=None, pool=None))
+        return replace(op, rows=replace(op.rows, selected_keys=None, pool_size=None))
     return op
 
 

@@ -83,9 +83,11 @@ def fours() -> list[TrainingJob]:
 )
 def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[TrainingJob]]) -> None:
     for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
-        wrong = [(check.location, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
+        wrong = [
+            (check.location, check.quantity, check.closed_form, check.measured_value) for check in verdict.failures
+        ]
         assert not wrong, (job.layout.options(), wrong)
-        assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
+        assert len(verdict.checks) == job.layout.world_size * (6 if job.layout.pp > 1 else 7) + 2
 
 
 def test_processes_that_torchrun_has_started_are_the_ranks(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:

@@ -69,7 +69,9 @@ def shapes_with_lengths() -> Iterator[Any]:
 def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | None) -> None:
     spec, notes = spec_of(config), read_config(config)[1]
     verdict = verify_config(spec, config, seq=seq)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
+    assert verdict.ok, [
+        (c.node, c.quantity, c.closed_form, c.measured_value, c.explanation()) for c in verdict.failures
+    ]
     assert not [note for note in notes if "not counted" not in note]
     hold(config, spec, verdict)
     shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
@@ -113,7 +115,9 @@ def _with_products(spec: ModelSpec) -> list[NodePosition]:
 def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
     verdict = verify_reference(spec, batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
+    assert verdict.ok, [
+        (c.node, c.quantity, c.closed_form, c.measured_value, c.explanation()) for c in verdict.failures[:8]
+    ]
 
 
 @in_one_test

@@ -105,7 +105,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
         if verdict is None:
             assert "ForQuestionAnswering" in name, name  # question answering requires two labels
             continue
-        assert verdict.ok, (name, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures])
+        assert verdict.ok, (name, [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures])
         assert {"parameters", "forward_flops"} <= {c.quantity for c in verdict.checks if c.node == "model"}, name
 
 
@@ -118,7 +118,7 @@ def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> N
     name = "SwitchTransformersForConditionalGeneration"
     config = {**shapes_of("switch_transformers")[0], "architectures": [name], "expert_capacity": 2}
     verdict = verify_config(spec_of(config), config, seq=LEAST_SEQ)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures]
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures]
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])

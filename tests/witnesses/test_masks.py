@@ -99,7 +99,7 @@ def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
 
 def _narrowed(spec: ModelSpec) -> bool:
     cores = _cores(spec)
-    return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
+    return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected_keys))
 
 
 def _crosses(core: AttentionCore) -> bool:

@@ -31,8 +31,8 @@ def test_several_nodes_in_one_map_are_one_check() -> None:
     verdict = verify_config(spec_of(config), config)
     assert any(check.node.endswith("self_attn.q_proj + k_proj + v_proj") for check in verdict.checks)
     assert verdict.coverage is not None
-    assert len(verdict.coverage.summed) == 3
-    assert not verdict.coverage.missing
+    assert len(verdict.coverage.compared_in_sums) == 3
+    assert not verdict.coverage.compared_in_totals
 
 
 def test_halves_of_one_tensor_are_two_checks() -> None:
@@ -54,7 +54,7 @@ def test_what_has_no_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = verify_config(spec_of(config), config)
     assert verdict.ok
     assert verdict.coverage is not None
-    assert {path.rpartition(".")[2] for path in verdict.coverage.missing} == {
+    assert {path.rpartition(".")[2] for path in verdict.coverage.compared_in_totals} == {
         "norm", "q_proj", "k_proj", "v_proj", "o_proj"
     }  # fmt: skip
 

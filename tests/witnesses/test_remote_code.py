@@ -56,9 +56,9 @@ def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
         "memory is counted without",
     )  # fmt: skip
     assert [note for note in reading.notes if not any(words in note for words in about_omissions)] == []
-    assert reading.unknown == []
+    assert reading.unknown_fields == []
     verdict = verify_reference(spec_of(config), batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures[:8]]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -93,7 +93,7 @@ ENCODERS = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_agree_with_the_reference(name: str) -> None:
     verdict = verify_reference(spec_of(ENCODERS[name]), batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures[:8]]
     assert {f"towers.{tower}" for tower in spec_of(ENCODERS[name]).towers} < {c.node for c in verdict.checks}
 
 

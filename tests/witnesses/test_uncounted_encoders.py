@@ -63,14 +63,14 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
         spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_settings_of({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
-    assert total_cost_in_class(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops[""]
+    assert total_cost_in_class(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops_by_path[""]
     if spec.kind == "encoder":
-        assert measured.cache is None
+        assert measured.cache_bytes is None
         return
-    assert measured.cache is not None
+    assert measured.cache_bytes is not None
     assert (
         bits_to_bytes(total_cost_in_class(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run))
-        == measured.cache
+        == measured.cache_bytes
     )
 
 

@@ -194,7 +194,7 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     failures = verify_reference(spec, device="cpu", seq=64).failures
     core = [c for c in failures if c.node.endswith("core") and c.quantity == "forward_flops"]
     assert core
-    assert core[0].measured == 0
+    assert core[0].measured_value == 0
     assert core[0].explanation() == "the witness counted nothing"
 
 
@@ -231,7 +231,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     net.norm = None  # type: ignore[assignment]
     net._only[0].norm = torch.nn.Identity()  # type: ignore[index, union-attr]
     monkeypatch.setattr("llmcalc.witnesses.reference.build_on_device", lambda *_: net)
-    missing = [c for c in verify_reference(spec).failures if c.measured is None]
+    missing = [c for c in verify_reference(spec).failures if c.measured_value is None]
     assert {c.node for c in missing} == {"norm"}
 
 

@@ -108,7 +108,7 @@ def one_temporary_more(monkeypatch: pytest.MonkeyPatch) -> None:
     right = adamw._multi_tensor_adam
 
     def wrong(run: Any, trained: Any) -> None:
-        spare = [run.t.like(one.states[-1]) for one in trained]
+        spare = [run.aten.new_like(one.states[-1]) for one in trained]
         right(run, trained)
         del spare
 
@@ -124,7 +124,7 @@ def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     right = EagerKernels.do_norm
 
     def wrong(self: Any, step: Any) -> None:
-        self.kept = [*getattr(self, "kept", []), self.t.like(self.tensor_of(step.ins[0]))]
+        self.kept = [*getattr(self, "kept", []), self.aten.new_like(self.tensor_of(step.input_values[0]))]
         right(self, step)
 
     monkeypatch.setattr(EagerKernels, "do_norm", wrong)
@@ -311,7 +311,7 @@ def test_the_protocol_finds_what_the_allocator_holds(monkeypatch: pytest.MonkeyP
     assert [check.data() for check in found.checks if not check.ok] == []
     exact = [check for check in found.checks if check.quantity.endswith("_requested_bytes")]
     assert len(exact) == len(found.run_texts) > 0
-    assert [check.closed_form for check in exact] == [check.measured for check in exact]
+    assert [check.closed_form for check in exact] == [check.measured_value for check in exact]
     first = found.info["runs_measured"][0]["measured"]
     assert list(first["phases"]) == ["set-up", "forward", "backward", "step"]
     assert all(run["measured"]["before_bytes"] == 0 for run in found.info["runs_measured"])

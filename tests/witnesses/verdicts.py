@@ -52,7 +52,7 @@ def nodes(paths: Iterable[str]) -> set[str]:
 def not_alone(verdict: Verdict) -> dict[str, set[str]]:
     """Returns the nodes that a comparison has only in sums, and those that it has only in totals."""
     assert verdict.coverage is not None
-    return {"summed": nodes(verdict.coverage.summed), "missing": nodes(verdict.coverage.missing)}
+    return {"summed": nodes(verdict.coverage.compared_in_sums), "missing": nodes(verdict.coverage.compared_in_totals)}
 
 
 def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
@@ -61,7 +61,7 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
     for check in verdict.checks:
         if check.node == "model" and check.quantity in QUANTITIES:
             assert check.ok, (verdict.target, check)
-            exact = _architecture(spec, check) == check.measured and words.get(check.quantity, EXACT) == EXACT
+            exact = _architecture(spec, check) == check.measured_value and words.get(check.quantity, EXACT) == EXACT
             words[check.quantity] = EXACT if exact else FOLLOWED
     return words
 
@@ -109,7 +109,7 @@ def of_file(file: str) -> dict[str, Any]:
             words[quantity] = word if words.get(quantity, EXACT) == EXACT else FOLLOWED
         for how, some in not_alone(verdict).items():
             others[how] |= some
-        alone += len(verdict.coverage.alone) if verdict.coverage is not None else 0
+        alone += len(verdict.coverage.compared_alone) if verdict.coverage is not None else 0
     return {
         **{quantity: words[quantity] for quantity in QUANTITIES if quantity in words},
         "leaves": leaves(file),

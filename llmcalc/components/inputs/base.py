@@ -17,7 +17,7 @@ from ..base import Part
 class EncodedInput:
     """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 
-    parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
+    tile_or_clip_count: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
     tokens: the tokens of the text model's sequence.
     real_patches: the patches of all parts that projectors read; None (default) for all, fewer where some are padding,
@@ -26,7 +26,7 @@ class EncodedInput:
     line_marks: the marks of line ends that a projector reads beside the patches, 0 by default.
     """
 
-    parts: int
+    tile_or_clip_count: int
     rows: int
     columns: int
     tokens: int

@@ -54,7 +54,7 @@ class NativeTiles(ImageTiles):
         tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tile_count + 1) * self.tile_marks if tile_count else 0
         return EncodedInput(
-            parts=tile_count + 1,
+            tile_or_clip_count=tile_count + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,
             tokens=tokens_of_tiles + patches // self.merge**2 + tile_marks + self.marks,

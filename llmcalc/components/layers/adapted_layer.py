@@ -28,7 +28,7 @@ class AdaptedLayer(Block):
     adapter: the cross-attention and the network of the adapter.
     """
 
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["adapted"] = "adapted"  # type: ignore[assignment]
     adapter: GatedCrossLayer

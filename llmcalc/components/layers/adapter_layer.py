@@ -49,7 +49,7 @@ class AdapterLayer(Block):
 
     formula_source: ClassVar[str] = "Pfeiffer et al. 2022, §3.1"
     witness: ClassVar[PartWitness] = UNTESTED
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["adapter"] = "adapter"  # type: ignore[assignment]
     adapter_size: Width

@@ -95,7 +95,7 @@ class AltUpLayer(WholeLayer):
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)

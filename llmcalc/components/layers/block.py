@@ -100,16 +100,16 @@ class Layer(Component):
     parallel: `shared` or `separate` norms where sublayers run in parallel; by default they run in sequence.
     without_norms: norms that the placement implies and this layer lacks, by their names in the tree (ModernBERT's first
         layer); none by default.
-    plain: whether it runs attention and feed_forward once each and nothing else, as rules of thumb assume (class
-        attribute).
-    alone: whether the layer can run outside its stack, because it needs only its input (class attribute).
-    shares_all: whether layers of this kind that share parameters share all of them (class attribute).
+    is_plain_transformer_layer: whether it runs attention and feed_forward once each and nothing else, as rules of thumb
+        assume (class attribute).
+    can_run_alone: whether the layer can run outside its stack, because it needs only its input (class attribute).
+    shares_all_parameters: whether layers of this kind that share parameters share all of them (class attribute).
     """
 
     noun: ClassVar[str] = "layer"
-    plain: ClassVar[bool] = True
-    alone: ClassVar[bool] = True
-    shares_all: ClassVar[bool] = True
+    is_plain_transformer_layer: ClassVar[bool] = True
+    can_run_alone: ClassVar[bool] = True
+    shares_all_parameters: ClassVar[bool] = True
 
     attention: Mixer
     feed_forward: ChannelMixer
@@ -168,7 +168,7 @@ class Layer(Component):
         """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
     def dependency_field(self) -> str:
-        if not self.alone:
+        if not self.can_run_alone:
             return f"type '{type(self).model_fields['type'].default}'"
         return self.sublayer_dependency()
 
@@ -194,7 +194,7 @@ class Layer(Component):
     @classmethod
     def examples(cls) -> list[Self]:
         """Returns the default examples for a layer that runs outside a stack, and no examples for others."""
-        return super().examples() if cls.alone else []
+        return super().examples() if cls.can_run_alone else []
 
 
 class Block(Layer):
@@ -252,7 +252,7 @@ class Block(Layer):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
-        if is_idle and (has_encoder or stack_position.side == "encoder"):
+        if is_idle and (has_encoder or stack_position.stack_name == "encoder"):
             raise ValueError(
                 f"{stack_position.path}.idle_cross_attention: there is an encoder to attend to; expected false"
             )
@@ -423,15 +423,15 @@ def _reference_class() -> type[nn.Module]:
                     spec.cross_attention,
                     ModelProperties(
                         model_properties.hidden_size,
-                        model_properties.causal,
-                        cross=True,
+                        model_properties.is_causal,
+                        is_cross_attention=True,
                         source_size=model_properties.source_size or spec.idle_source_size,
                     ),
                 ),
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    sublayer = "cross_attn" if part_context.cross else component.node_name
+                    sublayer = "cross_attn" if part_context.is_cross_attention else component.node_name
                     self.add_module(sublayer, component.reference(part_context))
                     self.order.append(sublayer)
             if spec.parallel == "shared":

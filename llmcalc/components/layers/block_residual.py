@@ -87,7 +87,7 @@ class BlockResidualLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["block_residual"] = "block_residual"
     attention_blocks: int = Field(ge=0, le=MOST_BLOCKS, strict=True)

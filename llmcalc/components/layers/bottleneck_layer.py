@@ -63,7 +63,7 @@ class BottleneckLayer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Sun et al. 2020, §3.1"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["bottleneck"] = "bottleneck"
     attention: Attention
@@ -158,11 +158,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             wide_width, bottleneck_width = model_properties.hidden_size, spec.bottleneck_size
-            inner_context = ModelProperties(bottleneck_width, model_properties.causal)
+            inner_context = ModelProperties(bottleneck_width, model_properties.is_causal)
             self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
             self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
             self.self_attn = spec.attention.reference(
-                ModelProperties(bottleneck_width, model_properties.causal, value_size=wide_width)
+                ModelProperties(bottleneck_width, model_properties.is_causal, value_size=wide_width)
             )
             self.self_attn_post_norm = spec.norm.reference(inner_context)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)

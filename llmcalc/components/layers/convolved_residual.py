@@ -38,7 +38,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2 2026"
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["convolved_residual"] = "convolved_residual"  # type: ignore[assignment]
     conv_kernel_size: Kernel

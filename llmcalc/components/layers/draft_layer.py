@@ -36,7 +36,7 @@ class DraftLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = EAGLE_3
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
     attention: DraftMixer

@@ -117,8 +117,8 @@ class FunnelLayer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Dai et al. 2020, §2.2"
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["funnel"] = "funnel"
     attention: FunnelAttention

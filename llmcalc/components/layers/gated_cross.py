@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             hidden_size = model_properties.hidden_size
             cross_properties = ModelProperties(
-                hidden_size, model_properties.causal, cross=True, source_size=spec.source_size
+                hidden_size, model_properties.is_causal, is_cross_attention=True, source_size=spec.source_size
             )
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or hidden_size
@@ -149,7 +149,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             if not self.runs:
                 return x
-            forward_without_image = replace(pass_state, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            forward_without_image = replace(pass_state, encoder_output=x.new_zeros(x.shape[0], 0, self.source_size))
             for sublayer in ("cross_attn", "mlp"):
                 sublayer_output = self.get_submodule(sublayer)(
                     self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image

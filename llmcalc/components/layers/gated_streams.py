@@ -55,7 +55,7 @@ class GatedStreamsLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Qwen4-Exp 2026"
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["gated_streams"] = "gated_streams"
     hc_mult: Streams

@@ -60,7 +60,7 @@ class GlobalTokens(ResidualStreams):
             )
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        if stack_position.side != "encoder":
+        if stack_position.stack_name != "encoder":
             raise ValueError(f"{stack_position.path}: global tokens see later tokens; expected an encoder")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
@@ -165,7 +165,7 @@ class GlobalLocalLayer(PreNormLayer):
     """Pre-norm attention with global tokens, and a feed-forward network; global tokens have a separate first norm."""
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["global_local"] = "global_local"
     attention: GlobalLocalAttention

@@ -35,7 +35,7 @@ class GroupedConvLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "SpecForge 2026 (DFlash 2)"
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["grouped_conv"] = "grouped_conv"
     attention: ContextAttention | LatentContextAttention = Field(discriminator="type")

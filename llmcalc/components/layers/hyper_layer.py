@@ -52,7 +52,7 @@ class HyperLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "Xie et al. 2025, §4"
     witness: ClassVar[PartWitness] = BY_TORCH
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"

@@ -132,8 +132,8 @@ class LoopedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    alone: ClassVar[bool] = False
-    shares_all: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
+    shares_all_parameters: ClassVar[bool] = False
 
     type: Literal["looped"] = "looped"
 

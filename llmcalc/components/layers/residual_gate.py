@@ -31,7 +31,7 @@ class ResidualGateLayer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Muse Spark 2026"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["residual_gate"] = "residual_gate"
     attention_output_norm: Norm

@@ -69,7 +69,7 @@ class ReversibleLayer(PreNormLayer):
     """A layer that adds attention of the second stream to the first, and a network of the first to the second."""
 
     formula_source: ClassVar[str] = "Kitaev et al. 2020, §3"
-    alone: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["reversible"] = "reversible"
     attention: ChunkedAttention

@@ -154,8 +154,8 @@ class ZambaLayer(Layer):
 
     formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
-    alone: ClassVar[bool] = False
-    shares_all: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
+    shares_all_parameters: ClassVar[bool] = False
 
     type: Literal["zamba"] = "zamba"
     feed_forward: Nothing = Nothing()

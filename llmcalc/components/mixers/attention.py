@@ -291,17 +291,19 @@ class Attention(TokenMixer):
             self.position.check_stack_position(
                 stack_position, stack_position.width // a if self.head_dim is None else self.head_dim
             )
-        if self.whole_pass and stack_position.side != "decoder":
+        if self.whole_pass and stack_position.stack_name != "decoder":
             raise ValueError(
                 f"{stack_position.path}.whole_pass: an encoder attends to all tokens anyway; expected false"
             )
-        if self.value_convolution is not None and stack_position.side != "encoder":
+        if self.value_convolution is not None and stack_position.stack_name != "encoder":
             raise ValueError(f"{stack_position.path}.value_convolution: reads later tokens; expected an encoder")
-        if self.attention_chunk_size is not None and stack_position.side == "encoder":
+        if self.attention_chunk_size is not None and stack_position.stack_name == "encoder":
             raise ValueError(
                 f"{stack_position.path}.attention_chunk_size: stands in causal attention; expected a decoder"
             )
-        if self.grid_window is not None and (not stack_position.grid or stack_position.before_grid):
+        if self.grid_window is not None and (
+            not stack_position.tokens_form_grid or stack_position.has_token_before_grid
+        ):
             raise ValueError(
                 f"{stack_position.path}.grid_window: is only valid in a vision encoder without a class embedding"
             )
@@ -385,7 +387,7 @@ class Attention(TokenMixer):
             recorder.hold(bias=bias)
         if self.block_indexer is None:
             key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
-            key_limits |= {} if self.grid_window is None else {"square": self.grid_window}
+            key_limits |= {} if self.grid_window is None else {"square_side": self.grid_window}
             key_limits |= (
                 {"core": ops.ReceivedKeysAttentionCore} if self.kv_shared and "from_target" in recorder.memo else {}
             )
@@ -613,13 +615,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Attention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, self.causal, self.cross = spec, model_properties.causal, model_properties.cross
+            self.spec, self.causal, self.cross = spec, model_properties.is_causal, model_properties.is_cross_attention
             self.heads = spec.num_attention_heads
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
             self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
             hidden_size = model_properties.hidden_size
-            kv_width = model_properties.source_size or hidden_size if model_properties.cross else hidden_size
+            kv_width = (
+                model_properties.source_size or hidden_size if model_properties.is_cross_attention else hidden_size
+            )
             query_width = hidden_size
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
@@ -711,8 +715,10 @@ def _reference_class() -> type[nn.Module]:
                 cached_tensors = None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self.cache)
                 if cached_tensors is not None:
                     return cached_tensors[0], cached_tensors[1]
-                assert pass_state.memory is not None, "cross-attention needs the encoder's output or a filled cache"
-                x = pass_state.memory
+                assert pass_state.encoder_output is not None, (
+                    "cross-attention needs the encoder's output or a filled cache"
+                )
+                x = pass_state.encoder_output
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normalize_and_rotate(raw_keys, "k_norm", pass_state, 0 if self.cross else pass_state.past_tokens)
             v = raw_keys

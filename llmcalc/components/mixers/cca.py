@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
             h, a, k, d = model_properties.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             channels, bias = (a + k) * d, spec.attention_bias
             super().__init__(spec, h, bias)
-            self.causal = model_properties.causal
+            self.causal = model_properties.is_causal
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
             self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)

@@ -73,10 +73,10 @@ class ChunkedAttention(MultiHeadMixer):
                 recorder.core("", rotations, q, axes=(heads,))
         v = recorder.linear("v_proj", x, heads, head_dim)
         key_limits: dict[str, Any] = {
-            "block": self.chunk_length,
-            "before": self.chunks_before,
-            "after": self.chunks_after,
-            "hashes": self.num_hashes,
+            "chunk_tokens": self.chunk_length,
+            "chunks_before": self.chunks_before,
+            "chunks_after": self.chunks_after,
+            "hash_count": self.num_hashes,
         }
         attn_output = recorder.attention(
             "core", q, k, v, causal=recorder.causal, core=ops.NeighbourChunkAttentionCore, **key_limits
@@ -153,7 +153,7 @@ def _reference_class() -> type[nn.Module]:
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
-            self.core = SoftmaxProducts(spec, model_properties.causal)
+            self.core = SoftmaxProducts(spec, model_properties.is_causal)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

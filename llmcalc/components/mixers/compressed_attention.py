@@ -79,7 +79,7 @@ class CompressedAttention(EntryAttention):
             entry_options: dict[str, Any] = {
                 "is_cross_attention": True,
                 "core": ops.EntryAttentionCore,
-                "rate": self.compress_rate,
+                "tokens_per_entry": self.compress_rate,
             }
             scores = recorder.act(
                 recorder.scale(recorder.scores("core", q, kv_entries, **entry_options), indexer.index_head_dim**-0.5),
@@ -98,9 +98,9 @@ class CompressedAttention(EntryAttention):
                 self._entry_projection(recorder, "gate_proj", x, series_axes),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
-            unpooled_rows = recorder.with_unpooled_rows(*projections)
-            recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
-            kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
+            pending_rows = recorder.with_unpooled_rows(*projections)
+            recorder.hold(rest_kv=pending_rows[0], rest_gate=pending_rows[1])
+            kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in pending_rows)
             gate = recorder.add(
                 gate, recorder.vector("position_bias", rate_axis, *series_axes, row_count=rate_axis.size)
             )
@@ -112,8 +112,8 @@ class CompressedAttention(EntryAttention):
             recorder.hold(new=kv_entries)
             kv_entries = recorder.rope(kv_entries, rope, row_stride=rate_axis.size)
             recorder.hold(new=kv_entries)
-            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
-            return recorder.keep_entries(op, kv_entries, *unpooled_rows)
+            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * pending_rows[0].width, rows=x.rows)
+            return recorder.keep_entries(op, kv_entries, *pending_rows)
 
     def _join_previous_window(
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
@@ -147,7 +147,7 @@ class CompressedAttention(EntryAttention):
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
-            x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate
+            x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
         )
         weight = Weight(projection, output_axes, x.axes)
         return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             window_count = kv.shape[1] // self.rate
             window_tokens = window_count * self.rate
-            unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
+            pending_rows = kv[:, window_tokens:], gate[:, window_tokens:]
             if window_count:
                 kv, gate = (tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
                 kv_entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(pass_state, kv_entries, *unpooled_rows)
+            self.cache.keep(pass_state, kv_entries, *pending_rows)
             return kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]

@@ -68,7 +68,7 @@ class DynamicMaskAttention(WindowedMixer):
         )
         k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
         k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
-        key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        key_limits: dict[str, Any] = {"window": window, "key_limit": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():

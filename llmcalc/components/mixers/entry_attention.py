@@ -148,7 +148,10 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, kv_entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=kv_entries, entries_seen=mask)
-            attention_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            attention_limits: dict[str, Any] = {
+                "tokens_per_entry": self.compress_rate,
+                "chosen_entries": self.selected_entries,
+            }
             scores.append(
                 recorder.scores(
                     "entry_core",

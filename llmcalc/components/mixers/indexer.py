@@ -60,7 +60,7 @@ class Indexer(Part):
 
     def attention_limits(self) -> Mapping[str, Any]:
         """Returns the number of tokens that each token attends to, as a keyword argument of attention operations."""
-        return {"selected": self.index_topk}
+        return {"selected_keys": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects the tokens with the highest scores.

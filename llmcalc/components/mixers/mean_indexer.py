@@ -71,7 +71,12 @@ class MeanIndexer(BlockIndexer):
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
                 recorder.scores(
-                    "core", q, block_means, is_cross_attention=True, core=ops.EntryAttentionCore, rate=pool_axis.size
+                    "core",
+                    q,
+                    block_means,
+                    is_cross_attention=True,
+                    core=ops.EntryAttentionCore,
+                    tokens_per_entry=pool_axis.size,
                 ),
                 "relu",
             )
@@ -81,7 +86,12 @@ class MeanIndexer(BlockIndexer):
         return (
             keys,
             values,
-            {"core": ops.PooledAttentionCore, "selection": mask, "selected": chosen_positions, "pool": pool_axis.size},
+            {
+                "core": ops.PooledAttentionCore,
+                "selection": mask,
+                "selected_keys": chosen_positions,
+                "pool_size": pool_axis.size,
+            },
         )
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:

@@ -139,11 +139,13 @@ def _reference_class() -> type[nn.Module]:
             )
             if cached_tensors is not None:
                 return cached_tensors
-            assert pass_state.memory is not None, "merged attention needs the encoder's output or a filled cache"
+            assert pass_state.encoder_output is not None, (
+                "merged attention needs the encoder's output or a filled cache"
+            )
             return self.cross_cache(
                 pass_state,
-                self._split_heads("k", pass_state.memory),
-                self._split_heads("v", pass_state.memory),
+                self._split_heads("k", pass_state.encoder_output),
+                self._split_heads("v", pass_state.encoder_output),
             )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

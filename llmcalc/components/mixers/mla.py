@@ -191,7 +191,7 @@ class MLA(OptionalWindowMixer):
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
         attention_limits: dict[str, Any] = (
-            {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
+            {"selected_keys": None} if self.indexer is None else dict(self.indexer.attention_limits())
         )
         attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
@@ -205,7 +205,7 @@ class MLA(OptionalWindowMixer):
             "selection": selection,
             **attention_limits,
         }
-        attention_op_class = ops.AttentionCore if attention_limits.get("pool") is None else ops.PooledAttentionCore
+        attention_op_class = ops.AttentionCore if attention_limits.get("pool_size") is None else ops.PooledAttentionCore
         head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
         def record_expanded() -> Value:

@@ -63,7 +63,7 @@ class PooledIndexer(Part):
 
     def attention_limits(self) -> Mapping[str, Any]:
         """Returns the number of tokens that each token attends to, as keyword arguments of attention operations."""
-        return {"selected": self.index_topk, "pool": self.index_kpool}
+        return {"selected_keys": self.index_topk, "pool_size": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects the pools with the highest scores.
@@ -94,7 +94,7 @@ class PooledIndexer(Part):
             weights=head_weights,
             is_cross_attention=True,
             core=ops.EntryAttentionCore,
-            rate=pool_axis.size,
+            tokens_per_entry=pool_axis.size,
         )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool_size=pool_axis.size)

@@ -164,24 +164,24 @@ class SharedEntryAttention(EntryAttention):
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         compress_rate = Axis("rate", self.compress_rate)
-        unpooled_rows: tuple[Value, ...] = ()
+        pending_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, head_dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
                 gate = recorder.linear("gate_proj", x, head_dim)
                 recorder.hold(gate=gate)
-                unpooled_rows = recorder.with_unpooled_rows(kv, gate)
-                recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
-                kv = recorder.weighted_mean(*(recorder.windows(rows, compress_rate) for rows in unpooled_rows))
+                pending_rows = recorder.with_unpooled_rows(kv, gate)
+                recorder.hold(kv=pending_rows[0], gate=pending_rows[1])
+                kv = recorder.weighted_mean(*(recorder.windows(rows, compress_rate) for rows in pending_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
             kv_entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=kv_entries)
             op = ops.EntryCache(
-                head_dim.size, compress_rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows
+                head_dim.size, compress_rate.size, sum(rows.width for rows in pending_rows), rows=x.rows
             )
-            return latent, recorder.keep_entries(op, kv_entries, *unpooled_rows)
+            return latent, recorder.keep_entries(op, kv_entries, *pending_rows)
 
     def _record_selection(
         self,
@@ -217,7 +217,7 @@ class SharedEntryAttention(EntryAttention):
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
         block_config = indexer.candidates
-        score_options: dict[str, Any] = {"core": ops.EntryAttentionCore, "rate": self.compress_rate}
+        score_options: dict[str, Any] = {"core": ops.EntryAttentionCore, "tokens_per_entry": self.compress_rate}
         if block_config is not None:
             score_options = {"core": ops.BlockAttentionCore, "block": block_config.candidate_block_size}
             score_options["blocks"] = block_config.candidate_topk_blocks

@@ -56,11 +56,11 @@ class ShortConv(TokenMixer):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if not self.grid:
             super().check_stack_position(stack_position)
-        elif not stack_position.grid:
+        elif not stack_position.tokens_form_grid:
             raise ValueError(
                 f"{stack_position.path}.grid: tokens stand in no grid; expected false, but in a tower of images"
             )
-        elif stack_position.before_grid:
+        elif stack_position.has_token_before_grid:
             raise ValueError(
                 "class_embedding: a convolution over the grid of patches has no place for vectors beside it; expected "
                 "false, and no registers"

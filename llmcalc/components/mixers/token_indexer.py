@@ -69,7 +69,7 @@ class TokenIndexer(Part):
         recorder.part("indexer", indexer, x, query_latent=x, position=rotation, role="no_grad")
         selection_mask, keys, values = recorder.selected(x, keys, values)
         recorder.hold(k=keys, v=values, mask=selection_mask)
-        return keys, values, {"selected": self.index_topk, "selection": selection_mask}
+        return keys, values, {"selected_keys": self.index_topk, "selection": selection_mask}
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         hidden_size, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim

@@ -45,7 +45,7 @@ class GroveMoE(Network):
     formula_source: ClassVar[str] = "Wu et al. 2025 (arXiv:2508.07785), §3"
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
-    mixture: ClassVar[bool] = True
+    is_mixture_of_experts: ClassVar[bool] = True
 
     type: Literal["grove_moe"] = "grove_moe"
     num_experts: Experts

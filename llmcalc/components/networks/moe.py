@@ -188,7 +188,7 @@ class MoE(Network):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
-    mixture: ClassVar[bool] = True
+    is_mixture_of_experts: ClassVar[bool] = True
     renamed_fields: ClassVar[Mapping[str, str]] = {
         "router_bias": "router = { bias = … }",
         "score_correction_bias": 'router = { score_correction = "buffer" } or "parameter"',

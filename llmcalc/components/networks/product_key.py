@@ -41,7 +41,7 @@ class ProductKeyMoE(Network):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
-    mixture: ClassVar[bool] = True
+    is_mixture_of_experts: ClassVar[bool] = True
 
     type: Literal["product_key_moe"] = "product_key_moe"
     num_experts: Experts

@@ -50,7 +50,7 @@ class AudioTower(EncoderTower):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", grid=True))
+        self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", tokens_form_grid=True))
         return self
 
     def input_value(self) -> Value:
@@ -58,7 +58,7 @@ class AudioTower(EncoderTower):
         return self.stack.stem.frames_of_recording()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             return self.stack.flow(recorder, x, Axis("hidden", self.hidden_size))
 
     def describe(self, hidden_size: int) -> str:
@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
-            stack = spec.stack.reference(ModelProperties(spec.hidden_size, causal=False))
+            stack = spec.stack.reference(ModelProperties(spec.hidden_size, is_causal=False))
             for child_name, child_module in stack.named_children():
                 self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own

@@ -77,11 +77,18 @@ class ConformerAttention(Part):
         )
         if self.context_left is not None:
             context_tokens = self.context_left - 1 + self.context_right
-            window_options = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context_tokens}
+            window_options = {
+                "core": ops.ConformerAttentionCore,
+                "chunk": self.chunk_size,
+                "context_keys": context_tokens,
+            }
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(TableRows(name="distances", row_count=context_tokens + 1), x.axes, is_constant=True)
-            bias, window_options["distances"] = recorder.linear("r_proj", distances, *head_axes), context_tokens + 1
+            bias, window_options["distance_count"] = (
+                recorder.linear("r_proj", distances, *head_axes),
+                context_tokens + 1,
+            )
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **window_options)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
@@ -332,7 +339,7 @@ def _reference_class() -> type[nn.Module]:
     class ConformerTowerLayer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            model_properties = ModelProperties(spec.hidden_size, is_causal=False)
             self.mlp_1 = spec.feed_forward.reference(model_properties)
             self.mlp_2 = spec.feed_forward.reference(model_properties)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
@@ -373,7 +380,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            self.subsampling = spec.subsampling.reference(ModelProperties(spec.hidden_size, causal=False))
+            self.subsampling = spec.subsampling.reference(ModelProperties(spec.hidden_size, is_causal=False))
             self.buckets, self.segment, self.reduction = spec.relative_buckets, spec.segment, spec.reduction
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)

@@ -134,7 +134,11 @@ class CtcConformer(EncoderTower):
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
-        key_limits: dict[str, Any] = {"core": ops.ConformerAttentionCore, "chunk": self.block, "distances": self.block}
+        key_limits: dict[str, Any] = {
+            "core": ops.ConformerAttentionCore,
+            "chunk": self.block,
+            "distance_count": self.block,
+        }
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output.view(*attn_output.axes, new_rows=frames), *x.axes, bias=True)
 

@@ -93,7 +93,7 @@ class WordTimestamps(Part):
         upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             upsampled_frames = self.stack.flow(recorder, upsampled_frames)
         recorder.linear("classifier", upsampled_frames, Axis("classes", self.classes), bias=True)
 
@@ -186,7 +186,7 @@ class DiarizedEncoder(EncoderTower):
 def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
     """Records a linear layer on each position's frames, and the layers of the stack."""
     x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
-    with recorder.apart(causal=False):
+    with recorder.separate_stack(causal=False):
         return stack.flow(recorder, x)
 
 
@@ -203,7 +203,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden_size, causal=False))
+            layers = stack.reference(ModelProperties(hidden_size, is_causal=False))
             for child_name, child_module in layers.named_children():
                 self.add_module(child_name, child_module)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own

@@ -139,11 +139,11 @@ class ImageTokenizer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
-        with recorder.scope("encoder"), recorder.apart(causal=False):
+        with recorder.scope("encoder"), recorder.separate_stack(causal=False):
             x = self._encode(recorder, x)
         x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
         recorder.linear("codebook", x, Axis("codes", self.codebook_size))
-        with recorder.scope("decoder", role="idle"), recorder.apart(causal=False):
+        with recorder.scope("decoder", role="idle"), recorder.separate_stack(causal=False):
             self._decode(recorder, x)
         if self.generation is not None:
             with recorder.scope("generation", role="idle"):
@@ -390,7 +390,9 @@ def _reference_class() -> type[nn.Module]:
 
         def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
             module.add_module(f"{attention_name}_norm", build_norm(self.spec, in_channels, self.reads_codes))
-            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
+            module.add_module(
+                attention_name, self.spec.attention.reference(ModelProperties(in_channels, is_causal=False))
+            )
 
         def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
             level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]

@@ -66,7 +66,7 @@ class Perceiver(LearnedQueries):
         patches = recorder.part("patches_norm", self.norm, patches)
         memory_rows = ConcatenatedRows(name="patches and latents", first_rows=patches.rows, second_rows=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
         latents = recorder.add(latents, attn_output)
         return recorder.add(
@@ -97,13 +97,15 @@ def _reference_class() -> type[nn.Module]:
             hidden_size = spec.hidden_size
             for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
                 self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden_size)))
-            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
+            self.self_attn = spec.attention.reference(
+                ModelProperties(hidden_size, is_causal=False, is_cross_attention=True)
+            )
             self.mlp = spec.feed_forward.reference(ModelProperties(hidden_size))
 
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)
             memory = torch.cat([self.get_submodule("patches_norm")(patches), queries], 1)
-            latents = latents + self.self_attn(queries, PassState(memory=memory))
+            latents = latents + self.self_attn(queries, PassState(encoder_output=memory))
             return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), PassState())
 
     class PerceiverReference(nn.Module):

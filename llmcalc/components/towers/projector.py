@@ -130,7 +130,7 @@ class Resampler(LearnedQueries):
                 recorder.linear(projection, projection_input, hidden)
                 for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
             recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
@@ -273,7 +273,7 @@ class Projector(TowerPart):
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
             return x
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             return self.stack.flow(recorder, x)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
@@ -376,7 +376,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.query_norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.positions:
                 self.positions = MarkerVectors(spec.queries, hidden_size)
-            self.attention = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
+            self.attention = spec.attention.reference(
+                ModelProperties(hidden_size, is_causal=False, is_cross_attention=True)
+            )
             if spec.double_projections:
                 self.q_in, self.k_in, self.v_in = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(3))
                 self.attention_out = nn.Linear(hidden_size, hidden_size)
@@ -386,8 +388,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
             if not hasattr(self, "attention_out"):
-                return self.attention(query, PassState(memory=keys))
-            heads = self.attention(self.q_in(query), PassState(memory=self.k_in(keys)), self.v_in(keys))
+                return self.attention(query, PassState(encoder_output=keys))
+            heads = self.attention(self.q_in(query), PassState(encoder_output=self.k_in(keys)), self.v_in(keys))
             return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
@@ -428,7 +430,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.out_norm = spec.out_norm.reference(ModelProperties(input_width))
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
-                stack = spec.stack.reference(ModelProperties(input_width, causal=False))
+                stack = spec.stack.reference(ModelProperties(input_width, is_causal=False))
                 for child_name, child_module in stack.named_children():
                     self.add_module(child_name, child_module)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own

@@ -114,7 +114,7 @@ class QFormer(LearnedQueries):
         key_limits: dict[str, Any] = {}
         if self.window is not None:
             context_tokens = 0 if memory is x else self.window - self.queries
-            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context": context_tokens}
+            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context_keys": context_tokens}
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 

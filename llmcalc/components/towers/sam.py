@@ -153,7 +153,7 @@ class SamEncoder(TowerPart):
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,
             "chunk": window_side * window_side,
-            "distances": scored_distances,
+            "distance_count": scored_distances,
         }
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patches)
@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            model_properties = ModelProperties(spec.hidden_size, is_causal=False)
             self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(model_properties) for _ in range(2))
             self.self_attn, self.mlp = SamAttention(spec, window), spec.feed_forward.reference(model_properties)
 

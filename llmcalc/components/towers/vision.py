@@ -162,7 +162,7 @@ class VisionTower(EncoderTower):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         position_in_model = StackPosition(
-            "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
+            "stack", self.hidden_size, "encoder", tokens_form_grid=True, has_token_before_grid=self.vector_count > 0
         )
         self.stack.check_stack_position(position_in_model)
         if (self.merger is None and self.tiles is None) != (self.upper_stack is None):
@@ -219,7 +219,7 @@ class VisionTower(EncoderTower):
             x = self._add_positions(recorder, x)
         if self.tiles is not None and self.positions is not None:
             x = self.tiles.flow(recorder, x, "tile_positions", self.positions.axes * self.positions.rows)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
         if self.merger is not None:
             with recorder.scope("merger"):
@@ -227,7 +227,7 @@ class VisionTower(EncoderTower):
         if self.tiles is not None:
             x = self.tiles.flow(recorder, x, "post_tile_embedding")
         if self.upper_stack is not None:
-            with recorder.scope("upper"), recorder.apart(causal=False):
+            with recorder.scope("upper"), recorder.separate_stack(causal=False):
                 x = self.upper_stack.flow(recorder, x)
         if self.merger is not None:
             return x
@@ -240,7 +240,7 @@ class VisionTower(EncoderTower):
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         if self.pooling is not None:
-            with recorder.scope("pooling"), recorder.apart(causal=False):
+            with recorder.scope("pooling"), recorder.separate_stack(causal=False):
                 self.pooling.flow(recorder, x)
         return x
 
@@ -347,13 +347,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
-            model_properties = ModelProperties(hidden_size, causal=False, cross=True)
+            model_properties = ModelProperties(hidden_size, is_causal=False, is_cross_attention=True)
             self.probe = vector_module(torch.randn(hidden_size) * 0.02)
             self.attention = spec.attention.reference(model_properties)
             self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), PassState(memory=x))
+            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), PassState(encoder_output=x))
             return pooled_vector + self.mlp(self.norm(pooled_vector), PassState())
 
     class VisionTowerReference(nn.Module):
@@ -383,7 +383,7 @@ def _reference_class() -> type[nn.Module]:
                 self.registers = vector_module(torch.randn(spec.registers, hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
-            stack = spec.stack.reference(ModelProperties(hidden, causal=False))
+            stack = spec.stack.reference(ModelProperties(hidden, is_causal=False))
             for child_name, child_module in stack.named_children():
                 self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
@@ -393,7 +393,7 @@ def _reference_class() -> type[nn.Module]:
                 self.pre_tile_embedding, self.post_tile_embedding = (TileVectors(spec.tiles, hidden) for _ in range(2))
                 self.tile_positions = TileVectors(spec.tiles, hidden, spec.positions.axes * spec.positions.rows)
             if spec.upper_stack is not None:
-                self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
+                self.upper = spec.upper_stack.reference(ModelProperties(hidden, is_causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = NamedBuffers(("bounds", torch.full((num_clamps,), float("inf"))))

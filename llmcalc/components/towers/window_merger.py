@@ -48,7 +48,7 @@ class WindowMerger(Part):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
         hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
@@ -75,7 +75,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.side, merged_width = spec.side, hidden_size * spec.side**2
             self.self_attn_pre_norm = spec.norm.reference(ModelProperties(hidden_size))
-            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, is_causal=False))
             self.merged_norm = spec.norm.reference(ModelProperties(merged_width))
             self.up_proj = nn.Linear(merged_width, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, QuantizationScheme
@@ -50,15 +50,15 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     if quantization_table is None:
         return None
     if not isinstance(quantization_table, dict):
-        raise UnreadScheme(f"quantization_config: {shown(quantization_table)}; expected a table of fields")
+        raise UnreadScheme(f"quantization_config: {short_repr(quantization_table)}; expected a table of fields")
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
         suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
         raise UnreadScheme(
-            f"quantization_config.quant_method: {shown(method_name)} is not known; expected one of {known_methods}."
-            f"{suggestion_text}"
+            f"quantization_config.quant_method: {short_repr(method_name)} is not known; expected one of "
+            f"{known_methods}.{suggestion_text}"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 
 COMMON = frozenset({"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"})
 """Fields that name the software that made the checkpoint; they are ignored."""
@@ -40,7 +40,7 @@ class ConfigFields:
         try:
             value_text = repr(field_value)
         except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
-            value_text = shown(field_value)
+            value_text = short_repr(field_value)
         return InputError(
             f"{self.where}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; expected "
             f"{expected_values}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .base import QuantizationScheme
 from .fields import ConfigFields
 from .formats import FP4, FP8, ActivationScales, AWQInt4, LinearFormat, WholeInt
@@ -75,8 +75,8 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     else:
         if not isinstance(quantization_algorithm, str) or quantization_algorithm not in ALGORITHMS:
             raise InputError(
-                f"quantization_config: quant_algo: {shown(quantization_algorithm)}; expected MIXED_PRECISION or one of "
-                f"{', '.join(ALGORITHMS)}"
+                f"quantization_config: quant_algo: {short_repr(quantization_algorithm)}; expected MIXED_PRECISION or "
+                f"one of {', '.join(ALGORITHMS)}"
             )
         scheme_label, make_format = ALGORITHMS[quantization_algorithm]
         module_groups, format_labels = (LayerGroup(make_format(group_size)),), (quantization_algorithm,)

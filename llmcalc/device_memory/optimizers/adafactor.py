@@ -69,17 +69,17 @@ def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dty
     """Allocates the result of a reduction that shrinks one axis to length 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
-    return optimizer_step.t.new_tensor(tuple(shape), dtype or tensor.dtype)
+    return optimizer_step.aten.new_tensor(tuple(shape), dtype or tensor.dtype)
 
 
 def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
     """Allocates the norm of a tensor for a read on the host."""
-    optimizer_step.t.new_tensor((), tensor.dtype)
+    optimizer_step.aten.new_tensor((), tensor.dtype)
 
 
 def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     """Allocates the product of row and column means."""
-    return optimizer_step.t.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
+    return optimizer_step.aten.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
@@ -97,9 +97,9 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
             optimizer_step.write(var_estimate, _new_reduction(optimizer_step, row_var, -2))
         else:
             variance = parameter.states[0]
-            grad_squared = optimizer_step.t.like(grad)
+            grad_squared = optimizer_step.aten.new_like(grad)
             optimizer_step.write(variance, grad_squared)
-            var_estimate = optimizer_step.t.like(variance)
+            var_estimate = optimizer_step.aten.new_like(variance)
         parameter_update = var_estimate
         _new_norm(optimizer_step, parameter_update)
         optimizer_step.write(parameter.tensor, parameter_update)
@@ -107,7 +107,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
-    parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.t.like
+    parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.aten.new_like
     for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in parameters_in_turn(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)

@@ -34,7 +34,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. A parameter's temporary tensors live until the next parameter's tensors replace them."""
     from ...simulator.tensor import FLOAT32
 
-    aten, parameter_update = optimizer_step.t, None
+    aten, parameter_update = optimizer_step.aten, None
     for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
@@ -46,23 +46,23 @@ def step(optimizer_step: OptimizerStep) -> None:
         mean_count = 2 if len(grad.shape) > 1 else 1
         with optimizer_step.allocating_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
-        squared_gradient = aten.like(grad)
-        parameter_update = aten.like(squared_gradient)
+        squared_gradient = aten.new_like(grad)
+        parameter_update = aten.new_like(squared_gradient)
         del squared_gradient
         if mean_count == 2:
             row_state, column_state = parameter.states[:mean_count]
-            row_mean = aten.like(row_state)
+            row_mean = aten.new_like(row_state)
             optimizer_step.write(row_state, row_mean)
             del row_mean
-            column_mean = aten.like(column_state)
+            column_mean = aten.new_like(column_state)
             optimizer_step.write(column_state, column_mean)
             del column_mean
             parameter_update = _second_moment_estimate(optimizer_step, grad, row_state, column_state)
         else:
-            parameter_update = aten.like(parameter.states[0])
+            parameter_update = aten.new_like(parameter.states[0])
         optimizer_step.write(parameter_update, grad)
         _root_mean_square(optimizer_step)
-        negated_update = aten.like(parameter_update)
+        negated_update = aten.new_like(parameter_update)
         optimizer_step.write(p_data_fp32, negated_update)
         del negated_update
 
@@ -70,27 +70,27 @@ def step(optimizer_step: OptimizerStep) -> None:
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
     """Allocates a tensor's row and column means (or second moment), and its root mean square, new in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
-    return [optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes]
+    return [optimizer_step.aten.new_tensor(shape, grad.dtype) for shape in shapes]
 
 
 def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
     """Computes the root mean square of a tensor, as a norm divided by a number (`_rms`)."""
     from ...simulator.tensor import FLOAT32
 
-    norm = optimizer_step.t.new_tensor((), FLOAT32)
-    return optimizer_step.t.like(norm)
+    norm = optimizer_step.aten.new_tensor((), FLOAT32)
+    return optimizer_step.aten.new_like(norm)
 
 
 def _second_moment_estimate(
     optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor
 ) -> Tensor:
     """Computes the estimated second moment: a factor per row times a factor per column (`_approx_sq_grad`)."""
-    aten = optimizer_step.t
+    aten = optimizer_step.aten
     row_mean = aten.new_tensor((*row_state.shape[:-1], 1), row_state.dtype)
-    row_factor = aten.like(row_state)
+    row_factor = aten.new_like(row_state)
     del row_mean
-    column_factor = aten.like(column_state)
-    estimated_squares = aten.like(grad)
+    column_factor = aten.new_like(column_state)
+    estimated_squares = aten.new_like(grad)
     optimizer_step.write(estimated_squares, row_factor, column_factor)
     return estimated_squares
 

@@ -35,7 +35,7 @@ def _mean_count(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
-    aten = optimizer_step.t
+    aten = optimizer_step.aten
     momentum_over_denominator = parameter_update = None
     for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
@@ -43,18 +43,18 @@ def step(optimizer_step: OptimizerStep) -> None:
         if not parameter.states:
             mean_shape = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
             with optimizer_step.allocating_states():
-                parameter.states += [aten.like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
+                parameter.states += [aten.new_like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
         if is_vector:
-            momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
+            momentum_over_denominator = aten.new_like(aten.new_like(parameter.states[1]))
             optimizer_step.write(parameter.tensor, momentum_over_denominator)
             continue
-        squared_gradient = aten.like(grad)
+        squared_gradient = aten.new_like(grad)
         means_of_squares = aten.new_tensor(parameter.states[1].shape, grad.dtype)
         del squared_gradient
-        momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
-        step_sizes = aten.like(momentum_over_denominator)
-        parameter_update = aten.like(parameter.states[0])
-        optimizer_step.write(parameter.tensor, aten.like(parameter_update), means_of_squares, step_sizes)
+        momentum_over_denominator = aten.new_like(aten.new_like(parameter.states[1]))
+        step_sizes = aten.new_like(momentum_over_denominator)
+        parameter_update = aten.new_like(parameter.states[0])
+        optimizer_step.write(parameter.tensor, aten.new_like(parameter_update), means_of_squares, step_sizes)
 
 
 OPTIMIZER = Optimizer(
@@ -62,7 +62,7 @@ OPTIMIZER = Optimizer(
     implementations=("loop",),
     state_bytes=state_bytes,
     run_step=step,
-    not_in_torch="adam_mini is not a part of torch",
+    reason_not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
     "fewer for queries, keys and norms",
     separates_layer_matrices=True,

@@ -43,7 +43,7 @@ def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequenc
         if not parameter.states:
             if optimizer_step.implementation == "fused":
                 with optimizer_step.allocating_states():
-                    parameter.states.append(optimizer_step.t.new_tensor((), FLOAT32))  # step
+                    parameter.states.append(optimizer_step.aten.new_tensor((), FLOAT32))  # step
             parameter.states += optimizer_step.new_states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adam(optimizer_step, trained_parameters)
@@ -56,13 +56,15 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    aten, is_older_torch = optimizer_step.t, is_older_version(optimizer_step.torch_version, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.aten, is_older_version(optimizer_step.torch_version, ONE_INTERMEDIATE)
     for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [
-            aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
+            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
         ]
         if is_older_torch:
-            denoms = [aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)]
+            denoms = [
+                aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
+            ]
         else:
             denoms = exp_avg_sq_sqrt
         optimizer_step.write(tensor_group, denoms)
@@ -71,7 +73,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Allocates a square root and a quotient, while the previous parameter's denominator still exists."""
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
-        denom = optimizer_step.t.like(optimizer_step.t.like(parameter.states[-1]))
+        denom = optimizer_step.aten.new_like(optimizer_step.aten.new_like(parameter.states[-1]))
         optimizer_step.write(parameter.tensor, denom)
 
 
@@ -93,6 +95,6 @@ OPTIMIZER = Optimizer(
     run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
-    updates_any_elements=True,
+    takes_element_shards=True,
     witness=BY_TORCH,
 )

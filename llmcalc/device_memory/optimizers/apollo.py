@@ -48,7 +48,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
-        aten = optimizer_step.t
+        aten = optimizer_step.aten
         grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
@@ -58,17 +58,17 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
-            denom = aten.like(parameter.states[2 if parameter.is_layer_matrix else -1])
-            norm_grad = aten.like(denom)
+            denom = aten.new_like(parameter.states[2 if parameter.is_layer_matrix else -1])
+            norm_grad = aten.new_like(denom)
             if parameter.is_layer_matrix:
                 scaling_factors = _channel_factors(
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )
-                scaled_grad = aten.like(parameter.grad, dtype=dtype)
+                scaled_grad = aten.new_like(parameter.grad, dtype=dtype)
                 is_first_step = len(parameter.states) < 4
                 if not is_first_step:
                     norm_limit = aten.new_tensor((), dtype)
-                    scaled_grad = aten.like(scaled_grad)
+                    scaled_grad = aten.new_like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
                 with optimizer_step.allocating_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
@@ -84,26 +84,26 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
     from ...simulator.tensor import FLOAT32
 
-    aten, (row_count, column_count) = optimizer_step.t, gradient.shape
+    aten, (row_count, column_count) = optimizer_step.aten, gradient.shape
     shape = (rank, column_count) if is_projected_from_the_right(gradient) else (row_count, rank)
     fp32_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
         with optimizer_step.allocating_states():
-            return aten.like(random_matrix)
-    scaled_matrix = aten.like(random_matrix)
+            return aten.new_like(random_matrix)
+    scaled_matrix = aten.new_like(random_matrix)
     del random_matrix
     optimizer_step.write(scaled_matrix, fp32_gradient)
     with optimizer_step.allocating_states():
-        return aten.like(scaled_matrix, dtype=dtype)
+        return aten.new_like(scaled_matrix, dtype=dtype)
 
 
 def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_projection: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
-    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right_projection else 1]
+    aten, channel_count = optimizer_step.aten, norm_grad.shape[0 if is_right_projection else 1]
     projected_norm, gradient_norm = (aten.new_tensor((channel_count,), norm_grad.dtype) for _ in range(2))
-    gradient_norm = aten.like(gradient_norm)
-    return aten.like(projected_norm, gradient_norm)
+    gradient_norm = aten.new_like(gradient_norm)
+    return aten.new_like(projected_norm, gradient_norm)
 
 
 OPTIMIZER = optimizer_of_projection_rank(RANK, "apollo")

@@ -62,13 +62,13 @@ def bitsandbytes_optimizer(
         implementations=("loop",),
         state_bytes=state_layout.state_bytes,
         run_step=state_layout.run_step,
-        not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
+        reason_not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
         note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
         state_format="uint8" if state_layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if state_layout.in_8_bits else "its states are fp32",
-        updates_any_elements=not state_layout.in_8_bits,
-        updates_any_range=True,
+        takes_element_shards=not state_layout.in_8_bits,
+        takes_flat_shards=True,
         paged_bytes=state_layout.paged_bytes if is_paged else None,
         witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )
@@ -140,7 +140,7 @@ class _StateLayout:
         """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
-        aten = optimizer_step.t
+        aten = optimizer_step.aten
         max_state_count = 3 * self.moment_count  # of a tensor that owns the code maps: states, scales, maps
         has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
         for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
@@ -156,7 +156,7 @@ class _StateLayout:
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized
                 parameter.states += [
-                    aten.like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
+                    aten.new_like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
                 ]
                 block_count = ceil_div(tensor.count, BLOCK)
                 scale_tensors = [

@@ -47,7 +47,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
-        aten = optimizer_step.t
+        aten = optimizer_step.aten
         grad = denom = norm_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
@@ -57,10 +57,10 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
                 parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
-            denom = aten.like(parameter.states[-1])
-            norm_grad = aten.like(denom)
+            denom = aten.new_like(parameter.states[-1])
+            norm_grad = aten.new_like(denom)
             if parameter.is_layer_matrix:
-                norm_grad = aten.like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
+                norm_grad = aten.new_like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 
     return low_rank_optimizer(
@@ -78,7 +78,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`, and returns the projector or the base of a projector view."""
     from ...simulator.tensor import FLOAT32
 
-    aten, (row_count, column_count) = optimizer_step.t, gradient.shape
+    aten, (row_count, column_count) = optimizer_step.aten, gradient.shape
     shorter_side = min(row_count, column_count)
     rank, is_right_projection = min(rank, shorter_side), is_projected_from_the_right(gradient)
     fp32_gradient = aten.to(gradient, FLOAT32)

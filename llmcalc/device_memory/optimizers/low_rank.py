@@ -46,7 +46,7 @@ def low_rank_optimizer(
         implementations=("loop",),
         state_bytes=state_bytes,
         run_step=run_step,
-        not_in_torch=f"{library} is not a part of torch",
+        reason_not_in_torch=f"{library} is not a part of torch",
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
         separates_layer_matrices=True,

@@ -60,7 +60,7 @@ def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
-        momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
+        momentum_update = optimizer_step.aten.new_like(parameter.grad, parameter.states[0])
         momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
         optimizer_step.write(parameter.tensor, momentum_update)
 
@@ -69,12 +69,12 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
     """Allocates the orthogonalized update in bf16. A bf16 update is reused for the first iteration."""
     from ...simulator.tensor import BFLOAT16
 
-    aten = optimizer_step.t
+    aten = optimizer_step.aten
     ortho_grad = aten.to(grad, BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
         ortho_grad = aten.transpose(ortho_grad, 0, 1)
     # divided by its norm, which is at least eps
-    optimizer_step.write(ortho_grad, aten.like(aten.new_tensor((), BFLOAT16)))
+    optimizer_step.write(ortho_grad, aten.new_like(aten.new_tensor((), BFLOAT16)))
     for _ in range(ITERATIONS):
         gram_matrix = aten.mm(ortho_grad, aten.transpose(ortho_grad, 0, 1))
         gram_update = aten.addmm(gram_matrix, gram_matrix, gram_matrix)

@@ -54,20 +54,20 @@ class Optimizer:
     state_bytes: (trained tensors, number format of states) → bytes of each state after the first step.
     run_step: allocates and frees what one step does; at the first one it makes the states.
     build_torch_optimizers: (parameters, each with whether it is the weight matrix of a layer; implementation;
-        momentum) → torch's optimizers, which `verify` runs; None (default) where torch has none, which `not_in_torch`
-        explains.
-    not_in_torch: why torch cannot run it; empty (default) where it can.
+        momentum) → torch's optimizers, which `verify` runs; None (default) where torch has none, which
+        `reason_not_in_torch` explains.
+    reason_not_in_torch: why torch cannot run it; empty (default) where it can.
     reads_values: whether a step reads values on the host, which the meta device does not have; false by default.
     aliases: other names that `--optimizer` takes.
     note: on tensors that have different states; empty (default) where all are alike.
     has_momentum: whether `--momentum` switches its states on; false by default, and then its states are always there.
     state_format: the number format of its states where it has a format of its own; empty (default) where it has that
         of the tensors. state_format_note: why `--optimizer-dtype` does not apply.
-    updates_any_elements: whether it updates each element by itself, and so any shard of a tensor without the rest;
+    takes_element_shards: whether it updates each element by itself, and so any shard of a tensor without the rest;
         false by default.
-    updates_any_rows: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by
-        default as `updates_any_elements`.
-    updates_any_range: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them,
+    takes_row_shards: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by
+        default as `takes_element_shards`.
+    takes_flat_shards: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them,
         and takes no DTensor; false by default.
     separates_layer_matrices: whether it updates the matrices of layers apart from all other tensors; false by default.
     states_per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's
@@ -87,16 +87,16 @@ class Optimizer:
     build_torch_optimizers: (
         Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None
     ) = None
-    not_in_torch: str = ""
+    reason_not_in_torch: str = ""
     reads_values: bool = False
     aliases: tuple[str, ...] = ()
     note: str = ""
     has_momentum: bool = False
     state_format: str = ""
     state_format_note: str = ""
-    updates_any_elements: bool = False
-    updates_any_rows: bool = False
-    updates_any_range: bool = False
+    takes_element_shards: bool = False
+    takes_row_shards: bool = False
+    takes_flat_shards: bool = False
     separates_layer_matrices: bool = False
     states_per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None
@@ -138,7 +138,7 @@ class OptimizerState:
     split_note: str = ""
     paged_bytes: Number = 0
 
-    def with_more(self, other_state: OptimizerState) -> OptimizerState:
+    def combined_with(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
         joined_states = {
             state_name: add(state_size, other_state.states[state_name])

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 
 if TYPE_CHECKING:
     from .record import Optimizer
@@ -100,6 +100,7 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
         suggestion_text = suggest(hyphenated_name, [*NAMES, *known_aliases])
         suggestion_text = suggestion_text and f".{suggestion_text}"
         raise InputError(
-            f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion_text}"
+            f"{option_name}: {short_repr(optimizer_name)} is not known; expected one of "
+            f"{', '.join(NAMES)}{suggestion_text}"
         )
     return matching_record

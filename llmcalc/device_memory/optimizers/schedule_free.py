@@ -32,15 +32,15 @@ def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> No
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
     allocate_states(names, optimizer_step)
-    aten, updated_parameters = optimizer_step.t, optimizer_step.updated_parameters
+    aten, updated_parameters = optimizer_step.aten, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":
         denominators = [
-            aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(updated_parameters)
+            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(updated_parameters)
         ]
         optimizer_step.write(updated_parameters, denominators)
         return
     for parameter in optimizer_step.parameters_in_turn(updated_parameters):
-        denominator = aten.like(parameter.states[-1])
+        denominator = aten.new_like(parameter.states[-1])
         optimizer_step.write(parameter.grad, denominator)
 
 
@@ -50,8 +50,8 @@ OPTIMIZERS = {
         implementations=("foreach", "loop"),
         state_bytes=partial(state_bytes, state_names),
         run_step=partial(step, state_names),
-        not_in_torch="schedulefree is not a part of torch",
-        updates_any_elements=True,
+        reason_not_in_torch="schedulefree is not a part of torch",
+        takes_element_shards=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))

@@ -52,7 +52,7 @@ class OptimizedParameter:
 class OptimizerStep:
     """An optimizer step to replay.
 
-    t: torch's operations.
+    aten: torch's operations.
     parameters: all parameters, in the model's order.
     implementation: the library's implementation of the step.
     has_momentum: whether SGD has momentum, default false.
@@ -62,7 +62,7 @@ class OptimizerStep:
         counted as such.
     """
 
-    t: Aten
+    aten: Aten
     parameters: Sequence[OptimizedParameter]
     implementation: OptimizerImplementation
     has_momentum: bool = False
@@ -77,7 +77,7 @@ class OptimizerStep:
 
     def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order, and sets the meter's path to each parameter's path."""
-        memory_meter = self.t.graph.meter
+        memory_meter = self.aten.graph.meter
         for parameter in parameters:
             memory_meter.parameter_path = parameter.path
             yield parameter
@@ -85,19 +85,19 @@ class OptimizerStep:
 
     def allocating_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
-        return count_storages_as(self.t.graph.meter, "optimizer")
+        return count_storages_as(self.aten.graph.meter, "optimizer")
 
     def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
         with self.allocating_states():
-            return [self.t.like(tensor, dtype=self.state_format) for _ in range(state_count)]
+            return [self.aten.new_like(tensor, dtype=self.state_format) for _ in range(state_count)]
 
     def new_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
         """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
             return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
         with self.allocating_states():
-            return [self.t.like(tensor, dtype=dtype) for _ in range(state_count)]
+            return [self.aten.new_like(tensor, dtype=dtype) for _ in range(state_count)]
 
     def write(self, written_object: object, *read_tensors: object) -> None:
         """Records the reads and the write of an in-place operation on `written_object`, which allocates no memory."""

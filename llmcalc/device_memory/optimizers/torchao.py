@@ -44,14 +44,14 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
-        aten = optimizer_step.t
+        aten = optimizer_step.aten
         for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.allocating_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
-                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.state_format))
+                        parameter.states.append(aten.new_like(stored_tensor, dtype=optimizer_step.state_format))
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
@@ -66,9 +66,9 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         implementations=("loop",),
         state_bytes=state_bytes,
         run_step=step,
-        not_in_torch="torchao is not a part of torch",
+        reason_not_in_torch="torchao is not a part of torch",
         aliases=aliases,
-        updates_any_rows=True,  # `_new_buffer` quantizes the states of the local tensor
+        takes_row_shards=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
         witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
@@ -80,8 +80,8 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
     from ...simulator.tensor import FLOAT32
 
     number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]
-    new_states = [optimizer_step.t.new_tensor((element_count,), number_format) for number_format in number_formats]
-    new_states += [optimizer_step.t.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
+    new_states = [optimizer_step.aten.new_tensor((element_count,), number_format) for number_format in number_formats]
+    new_states += [optimizer_step.aten.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
     del new_states
 
 

@@ -121,13 +121,15 @@ class MixingVerbs(Recorder):
         output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", node_name, step_inputs, output_value, op=op)
 
-    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records, for each query, the choice of the `keep` visible keys with the highest strengths.
+    def strongest(self, strength: Value, q: Value, k: Value, *, key_limit: Number, window: Number = None) -> Value:
+        """Records, for each query, the choice of the `key_limit` visible keys with the highest strengths.
 
         strength: that of each key and head. window: as in `attention`.
         """
         output_value = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), output_value, keep=keep, causal=True, window=window)
+        return self.step(
+            "strongest", "", (strength, q, k), output_value, key_limit=key_limit, causal=True, window=window
+        )
 
     def select(self, scores: Value, k: Value, top_k: Number, pool_size: Number = None) -> None:
         """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.

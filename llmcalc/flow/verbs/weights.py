@@ -93,7 +93,7 @@ class WeightVerbs(Recorder):
         output_value = Value(x.rows, (x.axes[0], *out))
         if not node_name:
             return self.step("absorb", "", (x,), output_value, weight=weight)
-        op = ops.Linear(self.element_count(weight.ins), self.element_count(weight.out), rows=x.rows)
+        op = ops.Linear(self.element_count(weight.input_axes), self.element_count(weight.output_axes), rows=x.rows)
         return self.step("absorb", node_name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
@@ -180,7 +180,7 @@ class WeightVerbs(Recorder):
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         """Records another look-up in an existing table, of token ids by default."""
         weight.tied = True
-        return self.step("table", "", (), Value(of, weight.out), weight=weight, by=by)
+        return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)
 
     def norm(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
@@ -180,11 +180,15 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         if recompute_value in (True, "full"):
             settings["recompute"] = "full"
         elif recompute_value not in (None, False):
-            reader.unknown["distributed.activation_checkpointing"] = f"{shown(recompute_value)} is not modelled"
+            reader.unknown_arguments["distributed.activation_checkpointing"] = (
+                f"{short_repr(recompute_value)} is not modelled"
+            )
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         elif reader.flag(reader.table(config, "quantization"), "load_in_4bit"):
-            reader.unknown["quantization.load_in_4bit"] = "weights in 4 bits without a table peft are not modelled"
+            reader.unknown_arguments["quantization.load_in_4bit"] = (
+                "weights in 4 bits without a table peft are not modelled"
+            )
         is_sharded = layout.zero == 3
         float8 = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
@@ -198,19 +202,21 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
     recipe = config.get("recipe")
     recipe_name = str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
     if recipe is not None and recipe_name not in RECIPES:
-        raise reader.wrong("recipe", f"{shown(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}")
+        raise reader.argument_error(
+            "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
+        )
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
-            reader.unknown[f"{table_name}.enabled"] = f"{description} is not modelled"
+            reader.unknown_arguments[f"{table_name}.enabled"] = f"{description} is not modelled"
 
 
 def _model_name(reader: LaunchReader, model: Table) -> str:
     """Returns the hub's name of the model. Records changes of its config as unknown."""
     builder_path = str(model.get(TARGET) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
-        raise reader.wrong(
-            f"model.{TARGET}", f"{shown(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
+        raise reader.argument_error(
+            f"model.{TARGET}", f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
         )
     unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model")
     hub_config = model.get("config")
@@ -218,9 +224,9 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
     unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
     for table, place in ((model, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
-            reader.unknown[f"{place}.num_nextn_predict_layers"] = "multi-token prediction is not modelled"
+            reader.unknown_arguments[f"{place}.num_nextn_predict_layers"] = "multi-token prediction is not modelled"
     if builder_path.startswith("NeMoAutoModelForSequenceClassification") or model.get("num_labels") is not None:
-        reader.score_labels = reader.integer(model, "num_labels", 2)
+        reader.score_label_count = reader.integer(model, "num_labels", 2)
     names = (
         model.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
@@ -237,15 +243,15 @@ def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
 
 def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
-    reader.ignored += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
+    reader.ignored_arguments += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
     unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
-        reader.unknown["distributed.strategy"] = f"{shown(strategy)} is not modelled; fsdp2 and ddp are"
+        reader.unknown_arguments["distributed.strategy"] = f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are"
     tp, cp, pp, ep = (_size(reader, distributed, f"{group}_size") for group in ("tp", "cp", "pp", "ep"))
     replicas = _size(reader, distributed, "dp_replicate_size")
     if pp > 1:
-        reader.unknown["distributed.pp_size"] = (
+        reader.unknown_arguments["distributed.pp_size"] = (
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages"
         )
@@ -254,9 +260,9 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     world_size = _device_count(reader, config, max(fewest, ep))
     dp, rest = divmod(world_size, tp * cp)
     if rest or dp % replicas:
-        raise reader.wrong("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
+        raise reader.argument_error("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
     if ep > 1 and (tp > 1 or world_size % ep):
-        raise reader.wrong(
+        raise reader.argument_error(
             "distributed.ep_size", f"{ep}; expected a divisor of the {world_size} devices, and tp_size 1"
         )
     if ep > 1:
@@ -302,16 +308,16 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
         return None
     recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
     if recipe is None:
-        raise reader.wrong(
-            "fp8.recipe_name", f"{shown(float8['recipe_name'])}; expected one of {', '.join(FLOAT8_RECIPES)}"
+        raise reader.argument_error(
+            "fp8.recipe_name", f"{short_repr(float8['recipe_name'])}; expected one of {', '.join(FLOAT8_RECIPES)}"
         )
     if layout.zero != 3:
-        raise reader.wrong(
+        raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
     names = float8.get("filter_fqns") or []
     if not isinstance(names, list) or any(name != "lm_head" for name in names):
-        reader.unknown["fp8.filter_fqns"] = "lm_head is modelled"
+        reader.unknown_arguments["fp8.filter_fqns"] = "lm_head is modelled"
     return Float8Settings(
         gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
         recipe=recipe,
@@ -325,7 +331,7 @@ def _sharding_settings(
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     policy = reader.table(distributed, "mp_policy")
     if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
-        reader.unknown["distributed.mp_policy.param_dtype"] = "bfloat16 is modelled"
+        reader.unknown_arguments["distributed.mp_policy.param_dtype"] = "bfloat16 is modelled"
     reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
     return TitanSettings(
         float8=float8,
@@ -346,7 +352,7 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     dataset = reader.table(config, "dataset")
     for key in LENGTHS:
         if dataset.get(key) is not None:
-            reader.longest_samples = key != "seq_len"
+            reader.counts_longest_samples = key != "seq_len"
             return {"seq": integer_of(reader, f"dataset.{key}", dataset[key])}
     reader.notes.append("dataset: samples have any length; --seq says the longest (2,048 here)")
     return {}
@@ -357,7 +363,9 @@ def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict
     written_format = str(reader.value(model, "torch_dtype", "auto")).removeprefix("torch.")[:20]
     dtype = FORMATS.get(written_format)
     if dtype is None:
-        raise reader.wrong("model.torch_dtype", f"{shown(written_format)}; expected auto, bfloat16 or float32")
+        raise reader.argument_error(
+            "model.torch_dtype", f"{short_repr(written_format)}; expected auto, bfloat16 or float32"
+        )
     if written_format == "auto":
         reader.notes.append("model.torch_dtype auto: weights are in bf16, as most checkpoints are")
     if dtype == "fp32" and layout.zero == 3:
@@ -369,7 +377,7 @@ def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
     """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
     backend = reader.table(model, "backend")
     if backend.get("te_fp8") is not None:
-        reader.unknown["model.backend.te_fp8"] = "products in 8 bits are not modelled"
+        reader.unknown_arguments["model.backend.te_fp8"] = "products in 8 bits are not modelled"
     settings: dict[str, Any] = {} if model.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
     name, key = model.get("attn_implementation"), "model.attn_implementation"
     if name is None and backend.get("attn") == "eager":
@@ -388,8 +396,8 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if name.startswith("transformer_engine") and name.endswith(FUSED_ADAM):
         return _fused_adam_settings(reader, optimizer)
     if name not in OPTIMIZERS:
-        reader.unknown[f"optimizer.{TARGET}"] = (
-            f"{shown(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are"
+        reader.unknown_arguments[f"optimizer.{TARGET}"] = (
+            f"{short_repr(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are"
         )
         return {}
     if name == "torch.optim.SGD":
@@ -409,7 +417,9 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
         str(optimizer.get(key) or "float32").removeprefix("torch.") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")
     }
     if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
-        reader.unknown["optimizer.exp_avg_dtype"] = "both states in float32, or both in bfloat16, are modelled"
+        reader.unknown_arguments["optimizer.exp_avg_dtype"] = (
+            "both states in float32, or both in bfloat16, are modelled"
+        )
     if reader.flag(optimizer, "master_weights"):
         has_remainders = reader.flag(optimizer, "store_param_remainders")
         reader.frozen = FrozenModel(
@@ -437,7 +447,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
     if name == "TEParallelCrossEntropy":
         return {"cross_entropy": "fused"}
-    reader.unknown[f"loss_fn.{TARGET}"] = f"{shown(name)} is not modelled"
+    reader.unknown_arguments[f"loss_fn.{TARGET}"] = f"{short_repr(name)} is not modelled"
     return {}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
@@ -160,7 +160,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         add_noise_note(reader, config)
         reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
-            reader.unknown["expert_parallel_size"] = "it is modelled as 1"
+            reader.unknown_arguments["expert_parallel_size"] = "it is modelled as 1"
         _check_published_format(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
@@ -187,7 +187,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         world_size, parallelism_config = _devices_and_group_sizes(reader, config)
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
-        reader.longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
+        reader.counts_longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
         fuses_adapters = _fuses_adapters(reader, config)
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
@@ -248,7 +248,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
     if replica_count == 1:
         replica_count = max(1, world_size // (tp * cp * shard_count))
     if not config.get("fsdp") and not config.get("fsdp_config"):
-        raise reader.wrong("dp_shard_size", f"{shard_count} without FSDP; expected fsdp_config")
+        raise reader.argument_error("dp_shard_size", f"{shard_count} without FSDP; expected fsdp_config")
     return world_size, {**group_sizes, "dp_replicate_size": replica_count, "dp_shard_size": shard_count}
 
 
@@ -257,7 +257,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
-        reader.unknown["model_quantization_config"] = (
+        reader.unknown_arguments["model_quantization_config"] = (
             "weights that stay in the published format are not modelled; model_quantization_config_kwargs with "
             "dequantize: true is"
         )
@@ -267,12 +267,14 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     """Records as unknown arguments the patterns that train only parts of the model (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
-        raise reader.wrong("unfrozen_parameters", f"{shown(module_patterns)}; expected a list of patterns")
+        raise reader.argument_error(
+            "unfrozen_parameters", f"{short_repr(module_patterns)}; expected a list of patterns"
+        )
     if not module_patterns:
         return
     trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
     if "model.language_model" not in trained_modules or not trained_modules <= LANGUAGE_MODEL or config.get("adapter"):
-        reader.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
+        reader.unknown_arguments["unfrozen_parameters"] = "training of some parameters alone is not modelled"
 
 
 LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
@@ -296,7 +298,7 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
     bf16_value = "auto" if config.get("bf16") is None and not has_stated_format else config.get("bf16")
     if bf16_value == "auto":
         if not config.get("fp16"):
-            reader.filled_in["bf16"] = True
+            reader.assumed_defaults["bf16"] = True
             return "bf16"
         bf16_value = False
     flags = {
@@ -316,10 +318,12 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif reader.flag(config, "gradient_checkpointing"):
         checkpoint_arguments = config.get("gradient_checkpointing_kwargs")
         if checkpoint_arguments is None:
-            reader.filled_in["gradient_checkpointing_kwargs.use_reentrant"] = True
+            reader.assumed_defaults["gradient_checkpointing_kwargs.use_reentrant"] = True
             checkpoint_arguments = {"use_reentrant": True}
         if not isinstance(checkpoint_arguments, Mapping):
-            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(checkpoint_arguments)}; expected a table")
+            raise reader.argument_error(
+                "gradient_checkpointing_kwargs", f"{short_repr(checkpoint_arguments)}; expected a table"
+            )
         kernel_settings["recompute"] = "full-reentrant" if checkpoint_arguments.get("use_reentrant") is True else "full"
     if config.get("activation_offloading"):
         kernel_settings["offload_activations"] = True
@@ -341,10 +345,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
-        raise reader.wrong("plugins", f"{shown(plugins)}; expected a list of names")
+        raise reader.argument_error("plugins", f"{short_repr(plugins)}; expected a list of names")
     for plugin in plugins:
         if str(plugin).rpartition(".")[2] not in PLUGINS:
-            reader.unknown[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
+            reader.unknown_arguments[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
     if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
         loss_settings["norm"] = "liger" if config.get("liger_glu_activation") else "fused"
     elif config.get("liger_glu_activation"):
@@ -380,12 +384,12 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.refuse_if_set(config, {LINEAR_EXPERTS: "experts as linear layers are not modelled without adapters"})
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if config.get(argument_name):
-                reader.unknown[argument_name] = "quantized weights take no gradient without an adapter"
+                reader.unknown_arguments[argument_name] = "quantized weights take no gradient without an adapter"
         return {}
     if adapter_kind not in ("lora", "qlora"):
-        raise reader.wrong("adapter", f"{shown(adapter_kind)}; expected lora or qlora")
+        raise reader.argument_error("adapter", f"{short_repr(adapter_kind)}; expected lora or qlora")
     if config.get("lora_r") is None:
-        raise reader.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
+        raise reader.argument_error("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
     target_modules = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
     has_linear_experts = (
         reader.flag(config, LINEAR_EXPERTS)
@@ -393,7 +397,9 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         and not (target_modules == "all-linear" or "experts." in str(target_modules))
     )
     if reader.flag(config, LINEAR_EXPERTS) and not has_linear_experts:
-        reader.unknown[LINEAR_EXPERTS] = "experts as linear layers are modelled in 4 bits and without adapters alone"
+        reader.unknown_arguments[LINEAR_EXPERTS] = (
+            "experts as linear layers are modelled in 4 bits and without adapters alone"
+        )
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
@@ -410,7 +416,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 refusal_reason = (
                     "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
                 )
-                reader.unknown["lora_target_parameters"] = refusal_reason
+                reader.unknown_arguments["lora_target_parameters"] = refusal_reason
             adapter_settings["quantized_experts"] = True
             if has_linear_experts:  # monkeypatch/models/llama4/modeling.py: three linear layers of each expert
                 reader.notes.append("llama4_linearized_experts: a layer's experts are decoded at once, an upper bound")
@@ -427,7 +433,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             "relora: the sum of one layer's weight and its adapter, made at each restart, is not counted"
         )
     if config.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
-        reader.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
+        reader.unknown_arguments["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
     if (
         not adapter_settings.get("lora_dropout")
         and not config.get("trust_remote_code")
@@ -441,10 +447,12 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     bnb_options = config.get("bnb_config_kwargs") or {}
     if not isinstance(bnb_options, Mapping):
-        raise reader.wrong("bnb_config_kwargs", f"{shown(bnb_options)}; expected a table")
+        raise reader.argument_error("bnb_config_kwargs", f"{short_repr(bnb_options)}; expected a table")
     for bnb_key, bnb_value in bnb_options.items():
         if bnb_key not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or bnb_value not in (True, False, "nf4"):
-            reader.unknown[f"bnb_config_kwargs.{bnb_key}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
+            reader.unknown_arguments[f"bnb_config_kwargs.{bnb_key}"[:100]] = (
+                "it is not modelled; bnb_4bit_use_double_quant is"
+            )
     return "nf4" if bnb_options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
 
@@ -457,10 +465,10 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
-            raise reader.wrong(table_key, f"{shown(override_table)}; expected a table")
+            raise reader.argument_error(table_key, f"{short_repr(override_table)}; expected a table")
         for field_name in override_table:
             if field_name not in OVERRIDES_WITHOUT_MEMORY:
-                reader.unknown[f"{table_key}.{field_name}"[:100]] = "this field of the config is not replaced"
+                reader.unknown_arguments[f"{table_key}.{field_name}"[:100]] = "this field of the config is not replaced"
         if override_table.get("output_router_logits"):
             reader.notes.append(f"{table_key}.output_router_logits: the loss of the routers is not counted")
 
@@ -475,7 +483,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
     if loss_type == "kto":
         return kto_settings(reader, run_settings)
     if loss_type not in PREFERENCES:
-        reader.unknown["rl"] = f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
+        reader.unknown_arguments["rl"] = f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
     has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
     return pair_settings(reader, PREFERENCES[loss_type], run_settings, has_cached_reference=has_cached_reference)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
@@ -94,8 +94,8 @@ def read_deepspeed_section(
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
-            reader.ignored.append(config_key)
-    unknown_keys(reader, config, (*READ, *reader.ignored), "")
+            reader.ignored_arguments.append(config_key)
+    unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
     zero_table = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
@@ -103,17 +103,19 @@ def read_deepspeed_section(
     command_settings |= _optimizer_settings(reader, config)
     for config_key, config_value in reader.table(config, "activation_checkpointing").items():
         if config_key in ("partition_activations", "cpu_checkpointing") and config_value not in (False, None):
-            reader.unknown[f"activation_checkpointing.{config_key}"] = "it is modelled without"
+            reader.unknown_arguments[f"activation_checkpointing.{config_key}"] = "it is modelled without"
     compilation = reader.table(config, "compile")
     if compilation and compilation.get("disable") in (False, None) and compilation.get("deepcompile") in (False, None):
         command_settings["compile"] = True
     elif compilation.get("deepcompile"):
-        reader.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
+        reader.unknown_arguments["compile.deepcompile"] = "DeepCompile is not modelled"
     if reader.table(config, "progressive_layer_drop").get("enabled"):
         reader.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
-        reader.unknown["tensor_parallel.autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
+        reader.unknown_arguments["tensor_parallel.autotp_size"] = (
+            "layers divided by AutoTP: --allow-unknown counts whole ones"
+        )
     return LaunchSettings(Layout(dp=device_count, zero=zero_table.stage or 0), command_settings, zero_table)
 
 
@@ -158,11 +160,11 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             ):
                 field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], config_value)
         elif setting_name in ZERO_IGNORED:
-            reader.ignored.append(dotted_key)
+            reader.ignored_arguments.append(dotted_key)
         elif setting_name not in ZERO_OFF:
-            reader.unknown[dotted_key] = "no key that is known"
+            reader.unknown_arguments[dotted_key] = "no key that is known"
         elif config_value not in ZERO_OFF[setting_name]:
-            reader.unknown[dotted_key] = f"{shown(config_value)} is not modelled"
+            reader.unknown_arguments[dotted_key] = f"{short_repr(config_value)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
             name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
@@ -190,13 +192,13 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     settings = DeepSpeedSettings(**field_values)
     for zero_field in fields(settings):
         if zero_field.name in NOT_MODELLED and getattr(settings, zero_field.name) != zero_field.default:
-            reader.unknown[f"zero_optimization.{zero_field.name}"] = (
-                f"{shown(getattr(settings, zero_field.name))} is not modelled"
+            reader.unknown_arguments[f"zero_optimization.{zero_field.name}"] = (
+                f"{short_repr(getattr(settings, zero_field.name))} is not modelled"
             )
     _refuse_partial_offload(reader, reader.table(config, "zero_optimization"), settings.stage)
     for setting_name in ("offload_optimizer", "offload_param"):
         if getattr(settings, setting_name) == "nvme":
-            reader.unknown[f"zero_optimization.{setting_name}"] = "offloading to NVMe is not modelled"
+            reader.unknown_arguments[f"zero_optimization.{setting_name}"] = "offloading to NVMe is not modelled"
     return settings
 
 
@@ -207,11 +209,11 @@ def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage:
         return
     host_share = offload_table.get("ratio", 1)
     if zero_stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
-        reader.unknown["zero_optimization.offload_optimizer.ratio"] = (
-            f"{shown(host_share)} is not modelled: all states are counted on the host"
+        reader.unknown_arguments["zero_optimization.offload_optimizer.ratio"] = (
+            f"{short_repr(host_share)} is not modelled: all states are counted on the host"
         )
     if offload_table.get("super_offload"):
-        reader.unknown["zero_optimization.offload_optimizer.super_offload"] = "it is modelled without"
+        reader.unknown_arguments["zero_optimization.offload_optimizer.super_offload"] = "it is modelled without"
 
 
 AUTO_TEXT = "'auto'"
@@ -245,8 +247,8 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
             return float(config_value)
         if plain_type is str and isinstance(config_value, str):
             return config_value[:40]
-    raise reader.wrong(
-        dotted_key, f"{shown(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
+    raise reader.argument_error(
+        dotted_key, f"{short_repr(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
     )
 
 
@@ -272,27 +274,29 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
     batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer_arguments:
         if micro_batch_size is None and "batch" not in trainer_arguments:
-            reader.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
+            reader.assumed_defaults["per_device_train_batch_size"] = TRAINER_BATCH
         micro_batch_size = micro_batch_size or trainer_arguments.get("batch", TRAINER_BATCH)
         if accumulation_steps is None and "num_microbatches" not in trainer_arguments:
-            reader.filled_in["gradient_accumulation_steps"] = 1
+            reader.assumed_defaults["gradient_accumulation_steps"] = 1
         accumulation_steps = accumulation_steps or trainer_arguments.get("num_microbatches", 1)
     if micro_batch_size is None and batch_size is None:
-        raise reader.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
+        raise reader.argument_error("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
     if batch_size is not None:
         if micro_batch_size is None:
             micro_batch_divisor = world_size * (accumulation_steps or 1)
             if batch_size % micro_batch_divisor:
-                raise reader.wrong(
+                raise reader.argument_error(
                     "train_batch_size", f"{batch_size}; expected a multiple of {micro_batch_divisor}, --devices · steps"
                 )
             micro_batch_size = batch_size // micro_batch_divisor
         elif accumulation_steps is None:
             if batch_size % (micro_batch_size * world_size):
-                raise reader.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
+                raise reader.argument_error(
+                    "train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices"
+                )
             accumulation_steps = batch_size // (micro_batch_size * world_size)
         if batch_size != micro_batch_size * world_size * (accumulation_steps or 1):
-            raise reader.wrong(
+            raise reader.argument_error(
                 "train_batch_size",
                 f"{batch_size}; expected micro-batch · steps · devices = {micro_batch_size} · "
                 f"{accumulation_steps or 1} · {world_size} (--devices)",
@@ -309,8 +313,8 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     format_settings = {}
     if not trainer_arguments and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
-        reader.filled_in["bf16"] = False
-        batch = reader.filled_in.get("per_device_train_batch_size")
+        reader.assumed_defaults["bf16"] = False
+        batch = reader.assumed_defaults.get("per_device_train_batch_size")
         batch_text, batch_option = ("", "") if batch is None else (f"batches of {batch} a device and ", "--batch and ")
         reader.notes.append(
             f'"auto" is assumed to be the default of the Trainer: {batch_text}fp32; '
@@ -324,13 +328,15 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
         else:
             format_settings[dtype] = flag_value(reader, f"{dtype}.enabled", is_enabled)
     if format_settings["bf16"] and format_settings["fp16"]:
-        raise reader.wrong("bf16, fp16", "both are enabled; expected one")
+        raise reader.argument_error("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
-        reader.unknown["amp"] = "Apex is not modelled"
+        reader.unknown_arguments["amp"] = "Apex is not modelled"
     format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
     accumulation_format = reader.table(config, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
-        raise reader.wrong("data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16")
+        raise reader.argument_error(
+            "data_types.grad_accum_dtype", f"{short_repr(accumulation_format)}; expected fp32, bf16 or fp16"
+        )
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
@@ -355,12 +361,12 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
         if zero_stage or not is_half_precision:
-            reader.unknown["optimizer.type"] = (
-                f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
+            reader.unknown_arguments["optimizer.type"] = (
+                f"{short_repr(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(optimizer_type).lower()[:40])
     if optimizer is None:
-        reader.unknown["optimizer.type"] = f"{shown(optimizer_type)} is not modelled"
+        reader.unknown_arguments["optimizer.type"] = f"{short_repr(optimizer_type)} is not modelled"
         return {}
     return {"optimizer": optimizer}

@@ -100,13 +100,13 @@ class GatheringProfile(EagerKernels):
         outer_modules, self.opened = self.opened, []
         input_tensor = None
         if self.adapters is not None and isinstance(operation.op, Linear):
-            input_tensor = self._value_with_tensor(operation.ins[0])
+            input_tensor = self._value_with_tensor(operation.input_values[0])
         linear_input = self.values[id(input_tensor)] if input_tensor is not None and self.graph.enabled else None
         has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:
             super().run_step(operation)
             if linear_input is not None and not has_frozen_input:
-                self._save_input(linear_input, operation.outs[0])
+                self._save_input(linear_input, operation.output_values[0])
         finally:  # a part that runs again stops at the last tensor that is needed
             linear_input = None
             used_modules, self.opened = self.opened, outer_modules
@@ -118,7 +118,7 @@ class GatheringProfile(EagerKernels):
             ):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
-                self._add_release_hooks(module, operation.outs[0] if operation.outs else None)
+                self._add_release_hooks(module, operation.output_values[0] if operation.output_values else None)
 
     def _save_input(self, x: Tensor, product_output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""

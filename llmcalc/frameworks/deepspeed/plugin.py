@@ -39,7 +39,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
-    reader.ignored += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
+    reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
     unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     format_flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}

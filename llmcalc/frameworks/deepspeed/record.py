@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(underestimate=0.12),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules(
+    layout_rules=LayoutRules(
         "deepspeed", default_zero_stage=3, other_zero_stages=(1, 2), untried_sizes=("tp", "cp", "pp", "vpp", "ep")
     ),
     implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
@@ -35,7 +35,7 @@ FRAMEWORK = Framework(
         ("deepspeed",),
         LazyFunction(__package__, "plugin:read_trainer"),
     ),
-    stack=lambda launch, compiled, experts: "deepspeed",
+    stack_name=lambda launch, compiled, experts: "deepspeed",
     overlapped_groups=LazyFunction(__package__, "messages:overlapped_groups"),
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
@@ -38,14 +38,14 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.where)
-        loss_name = _loss_of_command(source_file.where, arguments)
+        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        loss_name = _loss_of_command(source_file.name_in_errors, arguments)
         if loss_name == "rlhf":
             return _read_step3(reader, arguments, source_file)
         plain_data = plain_arguments(arguments, reader, READ)
         model_id = model_name(arguments.get("--model_name_or_path"))
         reader.check_names(plain_data, READ, IGNORED)
-        if not loss_name and "step1" not in source_file.where:
+        if not loss_name and "step1" not in source_file.name_in_errors:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _deepspeed_config(reader, plain_data), _other_settings(reader, plain_data)
         if loss_name == "reward" and "modules_to_save" in settings:
@@ -99,13 +99,13 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
     dtype = reader.value(config, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
-        raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
+        raise reader.argument_error("--dtype", f"{short_repr(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
     zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif zero_stage == 3:
-        reader.unknown["--zero_stage"] = (
+        reader.unknown_arguments["--zero_stage"] = (
             "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
         )
     return {
@@ -154,5 +154,5 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("lora_dim") not in (None, 0):
         settings |= _adapter_settings(reader, config)
     if reader.flag(config, "compute_fp32_loss"):
-        reader.unknown["--compute_fp32_loss"] = "it is modelled without"
+        reader.unknown_arguments["--compute_fp32_loss"] = "it is modelled without"
     return settings

@@ -82,10 +82,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=AdditionalModel(
+        reference_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
         ),
-        reward=AdditionalModel(
+        reward_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,

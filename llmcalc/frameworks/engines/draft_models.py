@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...sources.presets import known_model
 from ...sources.target import load
@@ -22,10 +22,10 @@ def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) 
         if preset_by_name is not None:  # a folder of another machine
             preset_name = preset_by_name.name
             problem_text = (
-                f"the draft model, {shown(draft_model)}, is not here; by its name it is the preset {preset_name}"
+                f"the draft model, {short_repr(draft_model)}, is not here; by its name it is the preset {preset_name}"
             )
             return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, problem_text)})
         raise InputError(
-            f"{draft_flag} {shown(draft_model)}: cannot be read ({str(error)[:200]}); expected a preset, "
+            f"{draft_flag} {short_repr(draft_model)}: cannot be read ({str(error)[:200]}); expected a preset, "
             f"{expected_draft}"
         ) from None

@@ -76,7 +76,7 @@ class EngineMemory:
     kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
     max_concurrency: requests of the longest length that the caches hold.
     starts: whether the engine starts. message: its message where it does not, else empty.
-    max_model_len: the longest request. assumed: flag → its default, where the user gave none.
+    max_model_len: the longest request. assumed_flags: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
     layout: the layout of all devices, whose passes are timed: `dp` counts replicas, or ranks with attention of their
@@ -99,7 +99,7 @@ class EngineMemory:
     max_model_len: int
     devices: int
     block_size: int
-    assumed: Mapping[str, Any] = field(default_factory=dict)
+    assumed_flags: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)

@@ -36,10 +36,10 @@ class EngineUse:
 class EngineOption:
     """A parallel layout on one type of accelerator. flags: its flags. memory: the engine's memory in this layout.
 
-    serves: whether it starts and holds all users.
+    serves_all_users: whether it starts and holds all users.
     """
 
     hardware: Hardware
     flags: Mapping[str, Any]
     memory: EngineMemory
-    serves: bool
+    serves_all_users: bool

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from ...device_memory.settings import Settings
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ...parallel.layout_request import LayoutRequest
 from ...sources.files import parse_json, require_shallow_nesting
 from ...units import exact_number, parse_length
@@ -89,7 +89,7 @@ class Flag(NamedTuple):
         try:
             str(flag_value)
         except ValueError:  # a number of thousands of digits, from Python
-            raise InputError(f"{flag_name}: {shown(flag_value)} is too long; expected a shorter value") from None
+            raise InputError(f"{flag_name}: {short_repr(flag_value)} is too long; expected a shorter value") from None
         if self.kind == "switch":
             return _read_switch(flag_name, flag_value)
         if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
@@ -110,7 +110,7 @@ class Flag(NamedTuple):
         if self.kind == "word" and value_text.lower() not in self.words:
             expected_text = f"{'one of ' * (len(self.words) > 1)}{', '.join(self.words)}"
             raise InputError(
-                f"{flag_name} {shown(value_text)}: is not modelled; expected {expected_text}."
+                f"{flag_name} {short_repr(value_text)}: is not modelled; expected {expected_text}."
                 f"{suggest(value_text, list(self.words))}"
             )
         return value_text.lower() if self.kind == "word" else value_text
@@ -145,7 +145,7 @@ def _read_switch(flag_name: str, flag_value: Any) -> bool:
         return flag_value
     if str(flag_value).lower() in ("true", "false"):
         return str(flag_value).lower() == "true"
-    raise InputError(f"{flag_name} {shown(flag_value)}: expected true or false, or no value")
+    raise InputError(f"{flag_name} {short_repr(flag_value)}: expected true or false, or no value")
 
 
 def _read_number(flag_name: str, flag_value: Any) -> int:
@@ -153,7 +153,7 @@ def _read_number(flag_name: str, flag_value: Any) -> int:
         return flag_value
     if isinstance(flag_value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", flag_value):
         return int(flag_value.replace(",", "").replace("_", ""))
-    raise InputError(f"{flag_name}: {shown(flag_value)}; expected a whole number")
+    raise InputError(f"{flag_name}: {short_repr(flag_value)}; expected a whole number")
 
 
 def _read_tokens(flag_name: str, flag_value: Any) -> int:
@@ -166,7 +166,7 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
         token_count = exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
     if token_count is None or token_count.denominator != 1:
         raise InputError(
-            f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
+            f"{flag_name}: {short_repr(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
         )
     return int(token_count)
 
@@ -178,7 +178,7 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
         parsed_number = -1.0
     is_fraction = flag_kind == "share"
     if not 0 <= parsed_number <= (1 if is_fraction else 10**6) or (is_fraction and parsed_number == 0):
-        raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
+        raise InputError(f"{flag_name}: {short_repr(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
     return parsed_number
 
 
@@ -239,7 +239,7 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
         return {"level": int(value_text)}
     keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", table_key) for table_key, equals_sign, _ in keys_and_values):
-        raise InputError(f"{flag_name}: {shown(value_text)}; expected a JSON object")
+        raise InputError(f"{flag_name}: {short_repr(value_text)}; expected a JSON object")
     return {table_key: _read_scalar(value_text_of_key) for table_key, _, value_text_of_key in keys_and_values}
 
 

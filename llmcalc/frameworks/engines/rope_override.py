@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...workload.setting import option
 
@@ -64,7 +64,7 @@ def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
     for scaling_field, field_type in (("factor", int | float), ("original_max_position_embeddings", int)):
         scaling_value = rope_parameters.get(scaling_field, 1)
         if not isinstance(scaling_value, field_type) or not 0 < scaling_value <= 10**9:
-            raise InputError(f"{flag_name}: {scaling_field} {shown(scaling_value)}; expected a number above 0")
+            raise InputError(f"{flag_name}: {scaling_field} {short_repr(scaling_value)}; expected a number above 0")
     earlier_parameters = preset.rope_parameters or {}
     if "full_attention" in earlier_parameters and "full_attention" not in rope_parameters:
         rope_parameters = {**earlier_parameters, "full_attention": rope_parameters}
@@ -75,7 +75,7 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     """Returns the table of RoPE's scaling in a table of a config's fields; None without one."""
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
-        raise InputError(f"{flag_name}: {INNER_CONFIG} {shown(inner_fields)}; expected a JSON object")
+        raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")
     all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
@@ -86,9 +86,9 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
             continue
         if field_name not in SCALING_FIELDS:
             raise InputError(
-                f"{flag_name}: {shown(field_name)} changes the model; expected --set PATH=VALUE of llmcalc"
+                f"{flag_name}: {short_repr(field_name)} changes the model; expected --set PATH=VALUE of llmcalc"
             )
         if field_value is not None and not isinstance(field_value, Mapping):
-            raise InputError(f"{flag_name}: {field_name} {shown(field_value)}; expected a JSON object")
+            raise InputError(f"{flag_name}: {field_name} {short_repr(field_value)}; expected a JSON object")
         rope_parameters = field_value or rope_parameters
     return rope_parameters

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...frozen import frozen
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
@@ -168,7 +168,7 @@ class EngineServer:
         stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
-                f"{self.stages_variable}={shown(stages_text)}: expected the layers of each stage, such as 16,32"
+                f"{self.stages_variable}={short_repr(stages_text)}: expected the layers of each stage, such as 16,32"
             )
         if len(stated_layers) != self.pp or sum(stated_layers) != layer_count:
             raise InputError(

@@ -9,7 +9,7 @@ from typing import Generic, Literal, Self, TypeAlias, TypeVar
 from pydantic import Field, model_validator
 
 from ...accelerator import Hardware
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...record import Record
 from ...sources.files import parse_toml, read_text, validate
 from ...sources.presets import presets_dir
@@ -24,7 +24,9 @@ def parse_version(version_text: str) -> Numbers:
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version_text.strip()
     )
     if version_match is None:
-        raise InputError(f"--engine: {shown(version_text)} is not a version; expected numbers such as 0.19 or 0.9.2")
+        raise InputError(
+            f"--engine: {short_repr(version_text)} is not a version; expected numbers such as 0.19 or 0.9.2"
+        )
     return tuple(int(number_text) for number_text in version_match[1].split("."))
 
 

@@ -93,7 +93,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.where)
+        arguments = arguments_of(command_line.words, source_file.name_in_errors)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
@@ -101,7 +101,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
     training_script = SCRIPTS[script_name]
-    reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+    reader.ignored_arguments += [argument_name for argument_name in config if argument_name in IGNORED]
     trainer_table = {name: value for name, value in config.items() if name not in IGNORED and name not in READ}
     trainer_table.pop("model_name_or_path", None)
     trainer_table["max_length"] = reader.integer(config, "model_max_length", LENGTHS.get(script_name, 512))
@@ -117,7 +117,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
         trainer_table["attn_implementation"] = "flash_attention_2"
     if training_script.weights:
         trainer_table["torch_dtype"] = training_script.weights
-        reader.filled_in["torch_dtype"] = training_script.weights
+        reader.assumed_defaults["torch_dtype"] = training_script.weights
     is_quantized = reader.flag(config, "q_lora")
     if training_script.always_adapters or reader.flag(config, "use_lora"):
         trainer_table |= {

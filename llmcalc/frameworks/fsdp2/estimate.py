@@ -21,7 +21,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     parameter_count = memory_estimate.states.parameter_count.total
     training_config = memory_estimate.training()
     parameter_bytes = bytes_per_parameter(memory_estimate)
-    if memory_use.has_master:
+    if memory_use.has_master_weights:
         master_weight_bytes = memory_use.master_weights / parameter_count
         optimizer_states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
         parameter_bytes = BytesPerParameter(

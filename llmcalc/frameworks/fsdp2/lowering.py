@@ -252,14 +252,14 @@ class FsdpProfile(RingAttentionKernels):
 
     def run_step(self, operation: Step) -> None:
         """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
-        is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
+        is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.output_values)
         if self.traffic is None or EMBEDDING not in self.outer_groups or not is_embedding:
             super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING]
         embedding_group.pre_forward(None)
         super().run_step(operation)
-        embedding_group.post_forward([self.tensor_of(operation.outs[0])])
+        embedding_group.post_forward([self.tensor_of(operation.output_values[0])])
 
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
@@ -311,8 +311,8 @@ class FsdpProfile(RingAttentionKernels):
         Source: torchtitan, models/common/token_dispatcher.py, `AllToAllTokenDispatcher.dispatch`. Routing is even.
         """
         super().do_dispatch(operation)
-        dispatched_rows = operation.outs[0]
-        if self.has_row_exchange and operation.ins[0].rows != dispatched_rows.rows:
+        dispatched_rows = operation.output_values[0]
+        if self.has_row_exchange and operation.input_values[0].rows != dispatched_rows.rows:
             received_rows = self._exchange_rows(
                 self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
             )
@@ -322,7 +322,7 @@ class FsdpProfile(RingAttentionKernels):
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.has_row_exchange:
-            expert_rows = operation.ins[0]
+            expert_rows = operation.input_values[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
             self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
         super().do_combine(operation)
@@ -334,12 +334,16 @@ class FsdpProfile(RingAttentionKernels):
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
         """Returns reordered rows. Autograd saves the index of the new order."""
-        return self.t.index_select(expert_rows, self.t.new_tensor((expert_rows.shape[0],), INT64))
+        return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
         """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
-            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
+            self.graph,
+            "all_to_all_single",
+            [rows],
+            self.aten.new_like(rows),
+            lambda gradient, *_: [self.aten.new_like(gradient)],
         )
 
 
@@ -359,7 +363,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
     submodules = (item for scope in layers for item in scope.items if isinstance(item, ModuleScope))
-    return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
+    return frozenset(scope_item.name for scope_item in submodules if scope_item.node_fields.get("kind") == "norm")
 
 
 def module_order_key(

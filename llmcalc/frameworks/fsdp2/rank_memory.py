@@ -379,7 +379,7 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     Raises `InputError` as `rank_memory` does.
     """
     memory_estimate, layout = training_run.memory, training_run.layout
-    if layout.dp * layout.tp != layout.world or layout.ep != 1:
+    if layout.dp * layout.tp != layout.world_size or layout.ep != 1:
         return None
     training_config, fsdp_settings = torchtitan_training(
         memory_estimate.spec,

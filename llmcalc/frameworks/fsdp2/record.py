@@ -17,7 +17,7 @@ FRAMEWORK = Framework(
     check=LazyFunction(__package__, "training:check_run"),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules(
+    layout_rules=LayoutRules(
         "fsdp2",
         default_zero_stage=3,
         untried_sizes=("ep",),
@@ -49,5 +49,5 @@ FRAMEWORK = Framework(
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
     narrow_precisions=frozenset({"fp8"}),
-    stack=lambda launch, compiled, experts: "fsdp2-compile" if compiled else "fsdp2",
+    stack_name=lambda launch, compiled, experts: "fsdp2-compile" if compiled else "fsdp2",
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
 from ..launch.record import (
@@ -167,7 +167,9 @@ class _JobConfig:
             return default_value
         value_text = str(job_value)[:60]
         if value_text not in allowed_values:
-            raise self.reading.wrong(full_key, f"{shown(job_value)}; expected one of {', '.join(allowed_values)}")
+            raise self.reading.argument_error(
+                full_key, f"{short_repr(job_value)}; expected one of {', '.join(allowed_values)}"
+            )
         return value_text
 
 
@@ -191,9 +193,14 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     if spec is None:
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
-            raise reader.wrong("model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B")
+            raise reader.argument_error(
+                "model.flavor", f"{short_repr(model_size)}; expected the name of a flavour, such as 8B"
+            )
         spec = spec_of_flavor(
-            "llama3" if section_name is None else str(section_name), model_size, reader.where, is_2024_form=is_2024_form
+            "llama3" if section_name is None else str(section_name),
+            model_size,
+            reader.name_in_errors,
+            is_2024_form=is_2024_form,
         )
     layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
     settings = _command_settings(job_config, layout)
@@ -206,18 +213,18 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(section_table, Mapping):
-        raise reader.wrong(section_name[:60], f"{shown(section_table)}; expected a table")
+        raise reader.argument_error(section_name[:60], f"{short_repr(section_table)}; expected a table")
     for section_key, section_value in section_table.items():
         dotted_key = f"{section_name}.{section_key}"[:80]
         if section_key in READ.get(section_name, ()):
             continue
         if dotted_key in EMPTY:
             if section_value not in EMPTY[dotted_key]:
-                reader.unknown[dotted_key] = f"{shown(section_value)} is not modelled"
+                reader.unknown_arguments[dotted_key] = f"{short_repr(section_value)} is not modelled"
         elif section_name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section_name, ()):
-            reader.ignored.append(dotted_key)
+            reader.ignored_arguments.append(dotted_key)
         else:
-            reader.unknown[dotted_key] = "no key that is known"
+            reader.unknown_arguments[dotted_key] = "no key that is known"
 
 
 def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None) -> Layout:
@@ -233,7 +240,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
     dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
-        raise reader.wrong(full_key, "0; expected -1 or at least 1")
+        raise reader.argument_error(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
     if world_size is None:
         world_size = other_ranks * dp_shards if dp_shards > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
@@ -282,8 +289,8 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     schedules_by_name = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
-        raise job_config.reading.wrong(
-            full_key, f"{shown(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
+        raise job_config.reading.argument_error(
+            full_key, f"{short_repr(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
     first_stage_reduction = job_config.integer_of(
@@ -300,7 +307,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     if "parallelism" not in job_config.data:
         layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
         if layers_per_chunk < 1:
-            raise job_config.reading.wrong(
+            raise job_config.reading.argument_error(
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
             )
         middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
@@ -315,14 +322,14 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
         )
         stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
-            raise job_config.reading.wrong(
+            raise job_config.reading.argument_error(
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
         vpp = stage_count // pp
     base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
-        raise job_config.reading.wrong(
+        raise job_config.reading.argument_error(
             "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
         )
     stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
@@ -350,11 +357,11 @@ def _stage_layers_from_split_points(
         layer_count,
     ]
     if sorted(set(stage_bounds)) != stage_bounds:
-        raise job_config.reading.wrong(
-            full_key, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
+        raise job_config.reading.argument_error(
+            full_key, f"{short_repr(split_points)}; expected layers in rising order, such as layers.4"
         )
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
-        raise job_config.reading.wrong(
+        raise job_config.reading.argument_error(
             full_key, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
         )
     return tuple(stage_end - stage_start for stage_start, stage_end in pairwise(stage_bounds))
@@ -370,7 +377,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
-        raise job_config.reading.wrong(
+        raise job_config.reading.argument_error(
             full_key,
             f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel",
         )
@@ -385,7 +392,7 @@ def _local_batch(job_config: _JobConfig) -> int:
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reader, training_section = job_config.reading, "training"
-    reader.torch_attention = True
+    reader.calls_torch_attention = True
     local_batch, schedule_count = _local_batch(job_config), _schedules_per_step(job_config, layout)
     batch, microbatches = local_batch, schedule_count
     if layout.pp > 1:
@@ -405,7 +412,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
         "recompute": _recompute_setting(job_config),
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
-        reader.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
+        reader.unknown_arguments["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
     return {option: option_value for option, option_value in command_settings.items() if option_value is not None}
 
 
@@ -423,7 +430,7 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     if compute_format == weight_format:
         return {"dtype": weight_format, "master_weights": "none"}
     if weight_format == "bf16":
-        raise job_config.reading.wrong(
+        raise job_config.reading.argument_error(
             "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
         )
     if layout.zero:
@@ -447,7 +454,7 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch: int, pp: int) -> tup
         micro_batches = pp if microbatch_count is None else integer_of(job_config.reading, full_key, microbatch_count)
         micro_batch = local_batch // micro_batches
     if micro_batch < 1 or micro_batch * micro_batches != local_batch:
-        raise job_config.reading.wrong(
+        raise job_config.reading.argument_error(
             full_key, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
         )
     return micro_batch, micro_batches
@@ -458,7 +465,9 @@ def _optimizer_name(job_config: _JobConfig) -> str:
     full_key, optimizer_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if optimizer_name is not None and optimizer_name not in optimizer_names:
-        raise job_config.reading.wrong(full_key, f"{shown(optimizer_name)} is not supported; expected AdamW or Adam")
+        raise job_config.reading.argument_error(
+            full_key, f"{short_repr(optimizer_name)} is not supported; expected AdamW or Adam"
+        )
     return "adamw"
 
 
@@ -479,7 +488,9 @@ def _compiles_layers(job_config: _JobConfig) -> bool:
         compiled_components = job_config.find_key("components", "compile")[1]
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
-            raise job_config.reading.wrong("compile.components", f"{shown(component_names)}; expected a list")
+            raise job_config.reading.argument_error(
+                "compile.components", f"{short_repr(component_names)}; expected a list"
+            )
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
@@ -489,7 +500,9 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
-        job_config.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
+        job_config.reading.unknown_arguments["activation_checkpoint.mode"] = (
+            "the compiler's memory budget is not modelled"
+        )
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
@@ -521,7 +534,7 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
     )
     if not settings.loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
-        reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
+        reader.unknown_arguments[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
         gather_format = (
             "gathered in 8 bits" if settings.float8.gathers_float8 else "gathered in the format of computing"
@@ -561,11 +574,11 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     converters = job_config.find_key("converters", "model")[1] or []
     converter_names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(converter_names, list):
-        raise reader.wrong("model.converters", f"{shown(converters)}; expected a list")
+        raise reader.argument_error("model.converters", f"{short_repr(converters)}; expected a list")
     for converter_name in converter_names:
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
-            reader.unknown[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
+            reader.unknown_arguments[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
     is_float8_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
     if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8Settings(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
@@ -573,15 +586,21 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     recipe = float8_table.get("recipe_name")
     skipped_modules = float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+        raise reader.argument_error(
+            f"{section_name}.recipe_name", f"{short_repr(recipe)}; expected one of {', '.join(RECIPES)}"
+        )
     if isinstance(skipped_modules, str):
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
-        raise reader.wrong(f"{section_name}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
+        raise reader.argument_error(
+            f"{section_name}.filter_fqns", f"{short_repr(skipped_modules)}; expected a list of names"
+        )
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
-        raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
+        raise reader.argument_error(
+            full_key, f"torchtitan takes it without recipe_name = {short_repr(recipe)} alone; expected false"
+        )
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small_layers = SMALL in skipped_modules
     skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL)

@@ -59,7 +59,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     Raises `InputError`, which names file, function and field.
     """
     with reader_of(source_file) as reader:
-        configurations = Configurations(parse_python(file_text, source_file.where))
+        configurations = Configurations(parse_python(file_text, source_file.name_in_errors))
         function_names = [function_name for function_name in configurations.functions if _family_of(function_name)] or [
             function_name for function_name in configurations.functions if not function_name.startswith("_")
         ]
@@ -71,15 +71,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             )
             example_name = function_names[0] if function_names else "NAME"
             suggestion = suggest(function_name, function_names) if function_name else ""
-            raise reader.wrong(
+            raise reader.argument_error(
                 "config",
                 f"the file has {problem_text}: {', '.join(function_names[:8])[:300]}; expected one of them, as in "
-                f"--launch '{source_file.where} {example_name}'.{suggestion}".rstrip("."),
+                f"--launch '{source_file.name_in_errors} {example_name}'.{suggestion}".rstrip("."),
             )
         try:
             config = configurations.configuration_of(function_name)
         except RecursionError:
-            raise reader.wrong(function_name, "nested too deeply; expected a configuration") from None
+            raise reader.argument_error(function_name, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
@@ -91,13 +91,13 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
     model_family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not model_family or not isinstance(model_size, str):
-        raise reader.wrong(
+        raise reader.argument_error(
             "model_spec",
             f"the model of {configuration_name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}",
         )
     converter_keys = [config_key for config_key in config if config_key.startswith("model_spec.converters")]
     if converter_keys:
-        reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
+        reader.unknown_arguments["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
     for config_key, config_value in config.items():
         is_argument = (
             config_key.startswith("model_spec.")
@@ -105,9 +105,9 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
             and CALLED not in config_key
         )
         if is_argument and config_value not in (None, "standard"):
-            reader.unknown[config_key[:80]] = "no argument of a model that is read"
+            reader.unknown_arguments[config_key[:80]] = "no argument of a model that is read"
     launched_run = read_job(
-        _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.where)
+        _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.name_in_errors)
     )
     settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
@@ -131,7 +131,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
         if section_name not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
         if isinstance(config_value, UnknownValue):
-            raise reader.wrong(
+            raise reader.argument_error(
                 config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
             )
         if section_name != "optimizer":
@@ -142,7 +142,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
     job_sections["activation_checkpoint"] |= _checkpointing_mode(reader, config)
     optimizer_class = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer_class not in ("default_adamw", "OptimizersContainer.Config"):
-        reader.unknown["optimizer"] = f"{optimizer_class[:60]} is not read; default_adamw is"
+        reader.unknown_arguments["optimizer"] = f"{optimizer_class[:60]} is not read; default_adamw is"
     return job_sections
 
 
@@ -153,7 +153,7 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
     )
     tokens_per_microbatch = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
     if tokens_per_microbatch % context_length:
-        raise reader.wrong(
+        raise reader.argument_error(
             TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}"
         )
     batch = tokens_per_microbatch // context_length
@@ -177,8 +177,8 @@ def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict
     checkpointing_mode = CHECKPOINTING.get(called_class.partition(".")[0])
     if checkpointing_mode is None:
         if called_class:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "activation_checkpoint", f"{called_class[:60]} is not read; expected FullAC or SelectiveAC"
             )
-        reader.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
+        reader.assumed_defaults["activation_checkpoint"] = checkpointing_mode = "selective"
     return {"mode": checkpointing_mode, **({"selective_ac_option": "op"} if checkpointing_mode == "selective" else {})}

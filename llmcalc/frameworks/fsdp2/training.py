@@ -182,9 +182,9 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return (
-            optimizer_record.updates_any_elements
-            or (optimizer_record.updates_any_rows and fsdp_version != 1)
-            or (optimizer_record.updates_any_range and fsdp_version != 2)
+            optimizer_record.takes_element_shards
+            or (optimizer_record.takes_row_shards and fsdp_version != 1)
+            or (optimizer_record.takes_flat_shards and fsdp_version != 2)
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
@@ -237,9 +237,9 @@ def sharding_of_rank(
     if layout.ep > 1 and (layout.tp > 1 or layout.pp > 1):
         other_option = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"
         raise InputError(f"--ep {layout.ep}: with FSDP2 and {other_option} it is not modelled; expected one of the two")
-    if not 0 <= rank < layout.world:
+    if not 0 <= rank < layout.world_size:
         raise InputError(
-            f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
+            f"--rank {rank}: the layout has {layout.world_size} ranks; expected one from 0 to {layout.world_size - 1}"
         )
     check_training(training_config)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduction_format):
@@ -247,11 +247,15 @@ def sharding_of_rank(
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
     _refuse_unmodelled(
-        (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
+        (
+            adapters is not None and layout.dp < layout.world_size,
+            "adapters in a layout that divides more",
+            "--fsdp N alone",
+        ),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
         (
-            training_config.first_trained_layer is not None and layout.dp < layout.world,
+            training_config.first_trained_layer is not None and layout.dp < layout.world_size,
             "frozen layers in a layout that divides more",
             "--fsdp N alone",
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...record import TEXT_SECTIONS
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
@@ -45,7 +45,7 @@ def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, version:
     engine_title = f"{engine_record.title} {version.version}"
     if registered_name not in {*engine_record.registered_classes, *engine_record.registered_encoders}:
         raise InputError(
-            f"{engine_title} has no architecture for {shown(class_name)} ({engine_record.classes_source}); "
+            f"{engine_title} has no architecture for {short_repr(class_name)} ({engine_record.classes_source}); "
             "expected another --engine, or a GGUF file that exists as TARGET (model.gguf)"
         )
     for added_classes in engine_record.added_classes:
@@ -53,7 +53,7 @@ def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, version:
             added_classes.absent
         ):
             raise InputError(
-                f"{engine_title} has no architecture for {shown(class_name)}; "
+                f"{engine_title} has no architecture for {short_repr(class_name)}; "
                 f"expected --engine {engine_record.name}=={added_classes.present} or later"
             )
 
@@ -71,8 +71,8 @@ def check_encoder(preset: Preset, engine_record: GgmlEngineRecord, version: Engi
     class_name = str(next(iter(class_names), ""))
     if class_name and _registered_name(preset, engine_record, class_name) not in engine_record.registered_encoders:
         raise InputError(
-            f"--mmproj {shown(encoder_file)}: {engine_record.title} {version.version} has no encoder for "
-            f"{shown(class_name)} ({engine_record.classes_source}); remove it, or name a file that exists"
+            f"--mmproj {short_repr(encoder_file)}: {engine_record.title} {version.version} has no encoder for "
+            f"{short_repr(class_name)} ({engine_record.classes_source}); remove it, or name a file that exists"
         )
 
 

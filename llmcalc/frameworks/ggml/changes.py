@@ -28,10 +28,10 @@ def memory(server: GgmlServer) -> EngineMemory:
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     if not fitted_server.notes:
         return fitted_memory
-    assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed}
+    assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed_flags}
     if "--ctx-size" in assumed_flags:
         assumed_flags["--ctx-size"] = fitted_server.server.context_tokens
-    return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
+    return EngineMemory(**{**fitted_memory.__dict__, "assumed_flags": assumed_flags})
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:

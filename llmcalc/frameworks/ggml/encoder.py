@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...costs.quantization.base import WeightTensor, weight_tensors_of
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
@@ -33,7 +33,7 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
     model_encoders = _encoder_tensors(preset)
     if not model_encoders:
         raise InputError(
-            f"--mmproj {shown(encoder_file)}: there is no such file here, and {preset.name} has no encoder of "
+            f"--mmproj {short_repr(encoder_file)}: there is no such file here, and {preset.name} has no encoder of "
             "images in its description; expected the GGUF file of the encoder"
         )
     return sum(
@@ -64,5 +64,5 @@ def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:
         return devices[0]
     devices_by_name = {device.upper(): device for device in devices}
     if str(chosen_device).strip().upper() not in devices_by_name:
-        raise InputError(f"--mmproj-device {shown(chosen_device)}: expected one of none, {', '.join(devices)}")
+        raise InputError(f"--mmproj-device {short_repr(chosen_device)}: expected one of none, {', '.join(devices)}")
     return devices_by_name[str(chosen_device).strip().upper()]

@@ -90,7 +90,7 @@ def engine_memory(
         max_model_len=request_length,
         devices=max(1, len(server.devices)),
         block_size=1,
-        assumed=server.assumed_flags,
+        assumed_flags=server.assumed_flags,
         settings=server.settings,
         notes=tuple(
             filter(

@@ -122,9 +122,9 @@ class LatentSizes(NamedTuple):
     """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
 
     rank: int
-    rope: int
-    nope: int
-    value: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
     query_rank: int
 
 
@@ -399,7 +399,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         elif isinstance(layer_op, Conv1d):
             layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
             conv_width, kernel_size = int(layer_op.n_out), int(layer_op.kernel)
-        elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and conv_width:
+        elif isinstance(layer_op, DeltaRule) and not layer_op.decays_by_channel and conv_width:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
             layer_shape.delta_net = DeltaNetSizes(
@@ -425,7 +425,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
     if layer_shape.latent is not None:
         layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
-        layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope, 0
+        layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope_dim, 0
     elif layer_shape.index_width:
         layer_shape.index_value_width = layer_shape.head_dim
     return layer_shape
@@ -439,7 +439,9 @@ def _reads_no_tokens(tree_node: NodePosition) -> bool:
 def _add_cache(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
     """Adds the sizes of a cache to those of its layer."""
     if isinstance(cache, EntryCache):
-        layer_shape.entries += (CompressedEntries(int(cache.rate), int(cache.width), int(cache.pending_width)),)
+        layer_shape.entries += (
+            CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
+        )
     elif cache.kind == INDEXER:
         layer_shape.index_width = int(cache.width)
     else:

@@ -129,14 +129,17 @@ def _with_context(server: GgmlServer, context: int) -> FittedServer:
 
 @dataclass
 class _LayerFit:
-    """The search for each GPU's layers. fitted: the server with its context. targets: byte limit of each GPU."""
+    """The search for each GPU's layers.
 
-    fitted: FittedServer
-    targets: list[int]
+    fitted_server: the server with its context. byte_limits: byte limit of each GPU.
+    """
+
+    fitted_server: FittedServer
+    byte_limits: list[int]
 
     @property
     def server(self) -> GgmlServer:
-        return self.fitted.server
+        return self.fitted_server.server
 
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
@@ -170,7 +173,9 @@ class _LayerFit:
         """Whether all GPUs keep the free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
-            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in gpu_numbers if i < len(layers_by_gpu)
+            buffers.bytes_on(self.server.devices[i]) <= self.byte_limits[i]
+            for i in gpu_numbers
+            if i < len(layers_by_gpu)
         )
 
     def place_layers(self) -> FittedServer:
@@ -190,7 +195,7 @@ class _LayerFit:
         hosted_layer_count = len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
         layer_note += f", the experts of {hosted_layer_count} of them on the host" if hosted_layer_count else ""
         return FittedServer(
-            server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note)
+            server, tensor_placement, server.buffers(tensor_placement), (*self.fitted_server.notes, layer_note)
         )
 
     def _with_most_layers(

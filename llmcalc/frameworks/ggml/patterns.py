@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 
 MOST_CHARACTERS = 2_000
 """Longest pattern."""
@@ -103,7 +103,9 @@ class NamePattern:
                 continue
             self._steps += 1
             if self._steps > MOST_STEPS:
-                raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
+                raise InputError(
+                    f"{self._flag} {short_repr(self._text)}: the pattern is too slow; expected a simpler one"
+                )
             reached_states.add(current_state)
             for edge, next_state in self._edges[current_state]:
                 if edge is None or (isinstance(edge, _PatternAnchor) and (is_at_end if edge.is_end else is_at_start)):
@@ -111,12 +113,14 @@ class NamePattern:
 
     def _new_state(self) -> int:
         if len(self._edges) >= MOST_STATES:
-            raise InputError(f"{self._flag} {shown(self._text)}: the pattern's repeats are too many")
+            raise InputError(f"{self._flag} {short_repr(self._text)}: the pattern's repeats are too many")
         self._edges.append([])
         return len(self._edges) - 1
 
     def _pattern_error(self, description: str) -> InputError:
-        return InputError(f"{self._flag} {shown(self._text)}: {description} at character {self._at + 1} of the pattern")
+        return InputError(
+            f"{self._flag} {short_repr(self._text)}: {description} at character {self._at + 1} of the pattern"
+        )
 
     def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..engines.engine import HOST
 from .gguf_model import EMBEDDING, GgufTensor
 from .patterns import NamePattern
@@ -52,14 +52,17 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOv
         if device_name not in devices_by_name:
             device_names = ", ".join(devices_by_name.values())
             raise InputError(
-                f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
+                f"--override-tensor {short_repr(pending_text)}: no device {short_repr(device)}; expected one of "
+                f"{device_names}"
             )
         tensor_overrides.append(
             TensorOverride(NamePattern(name_pattern, "--override-tensor"), devices_by_name[device_name])
         )
         pending_text = ""
     if pending_text:
-        raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
+        raise InputError(
+            f"--override-tensor {short_repr(pending_text)}: expected a pattern and a device, such as exps=CPU"
+        )
     return tuple(tensor_overrides)
 
 
@@ -68,23 +71,23 @@ class LayerDevices:
     """The devices of layers.
 
     layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
-    split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
+    gpu_shares: the share of each GPU. output_is_first: whether the output is the first of the layers on GPUs.
     """
 
     layer_count: int
     devices: tuple[str, ...]
     gpu_layer_count: int
-    split: tuple[float, ...]
-    output_counts_first: bool
+    gpu_shares: tuple[float, ...]
+    output_is_first: bool
 
     def device(self, layer: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
         active_devices = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
-        first_gpu_layer = max(self.layer_count + self.output_counts_first - self.gpu_layer_count, 0)
+        first_gpu_layer = max(self.layer_count + self.output_is_first - self.gpu_layer_count, 0)
         if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
             return HOST
-        total_share = sum(self.split)
-        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.split)]
+        total_share = sum(self.gpu_shares)
+        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
         return self.devices[
             min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / active_devices), len(self.devices) - 1)
         ]

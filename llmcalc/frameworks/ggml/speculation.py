@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...costs.draft import check_draft, states_reader_of
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
 from ..engines.draft_models import read_draft
@@ -70,7 +70,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
     for drafting_type in chosen_types:
         if drafting_type not in TOKENS_OF_TYPES:
             raise InputError(
-                f"--spec-type {shown(drafting_type)}: is not modelled; expected --model-draft, or one of "
+                f"--spec-type {short_repr(drafting_type)}: is not modelled; expected --model-draft, or one of "
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
         flag, default_tokens = TOKENS_OF_TYPES[drafting_type]
@@ -118,7 +118,8 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
     }
     if named_checkpoint is None or not named_checkpoint[1] or len(model_sizes) > 1:
         raise InputError(
-            f"--model-draft {shown(file_name)}: with --spec-type {MTP_TYPE}, expected a file of {target_model.name}'s "
+            f"--model-draft {short_repr(file_name)}: with --spec-type {MTP_TYPE}, expected a file of "
+            f"{target_model.name}'s "
             "modules with its format in the name, such as mtp-NAME-Q8_0.gguf; or without --model-draft, for modules in "
             "the model's file"
         )

@@ -80,7 +80,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
-    accelerate_table = config_table(source_file.launcher, source_file.where, source_file.read_text)
+    accelerate_table = config_table(source_file.launcher, source_file.name_in_errors, source_file.read_text)
     arguments: dict[str, Any] = {}
     precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
@@ -97,7 +97,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
         arguments["deepspeed"] = _deepspeed_config(accelerate_table.get("deepspeed_config"))
     elif distributed_type == "MEGATRON_LM":
         raise InputError(
-            f"{source_file.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED"
+            f"{source_file.name_in_errors}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED"
         )
     return arguments
 

@@ -44,7 +44,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     """
     launched_run = _translate_modules_to_save(launched_run, model)
     target_names = launched_run.settings.get("lora_targets")
-    if not target_names or "lora_targets" in launched_run.overridden or tuple(target_names) == (ALL_LINEAR,):
+    if not target_names or "lora_targets" in launched_run.option_overrides or tuple(target_names) == (ALL_LINEAR,):
         return launched_run
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
     node_tree = model.tree()
@@ -92,7 +92,7 @@ def adapts_output_head(target_names: Iterable[str]) -> bool:
 def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run with fully trained modules under llmcalc's names."""
     saved_modules = launched_run.settings.get("modules_to_save")
-    if not saved_modules or "modules_to_save" in launched_run.overridden:
+    if not saved_modules or "modules_to_save" in launched_run.option_overrides:
         return launched_run
     node_names = {node_position.node.name for node_position in model.tree().walk()}
     known_modules = tuple(name if name in node_names else OTHER_MODULES.get(name, name) for name in saved_modules)

@@ -278,7 +278,7 @@ def plain_arguments(
         argument_keyword = keyword_of(flag_name)
         for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
             if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in read_names:
-                raise reader.wrong(flag_name, unresolved_reason(written_value))
+                raise reader.argument_error(flag_name, unresolved_reason(written_value))
         plain_values[argument_keyword] = plain_value(argument_value)
     return plain_values
 

@@ -52,7 +52,7 @@ def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]
     return replace(
         launch,
         settings={**launch.settings, "batch": sequence_count},
-        score_labels=0,
-        longest_samples=True,
+        score_label_count=0,
+        counts_longest_samples=True,
         notes=(*launch.notes, batch_note),
     )

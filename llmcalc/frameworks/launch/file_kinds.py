@@ -29,8 +29,8 @@ TRAINER = LaunchFile(
     "arguments of the Trainer",
     LazyFunction(__package__, "trainer:is_trainer"),
     LazyFunction(__package__, "trainer:read_trainer"),
-    arguments_of="the Trainer",
-    is_run_by=LazyFunction(__package__, "trainer:is_run_by"),
+    program_of_arguments="the Trainer",
+    has_program_arguments=LazyFunction(__package__, "trainer:has_program_arguments"),
     read_arguments=LazyFunction(__package__, "trainer:read_arguments"),
     program="transformers",
     version="5.23",
@@ -40,11 +40,11 @@ TRAINER = LaunchFile(
 class CommandFunctions(TypedDict):
     """The functions of a program's `command.py` that recognize and read its commands."""
 
-    runs: str
+    starts_program: str
     read_command: str
 
 
-COMMAND: CommandFunctions = {"runs": "command:starts_program", "read_command": "command:read_command"}
+COMMAND: CommandFunctions = {"starts_program": "command:starts_program", "read_command": "command:read_command"}
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 
@@ -71,7 +71,7 @@ def _program_file(
     reader_functions: field of `LaunchFile` → `file:function` in the folder; by default of its config files.
     """
     reader_functions = reader_functions or {
-        "matches": f"config_file:is_{folder_name}",
+        "matches_tables": f"config_file:is_{folder_name}",
         "read": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
@@ -118,7 +118,7 @@ PROGRAMS = dict(
             "Unsloth",
             "2026",
             "model defaults of Unsloth, or Python that trains with it",
-            matches="config_file:is_unsloth",
+            matches_tables="config_file:is_unsloth",
             read="config_file:read_unsloth",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
@@ -141,7 +141,7 @@ PROGRAMS = dict(
             commands=TRL_COMMANDS,
             launcher="trl",
             with_launcher="commands:with_launcher",
-            matches="config_file:is_trl",
+            matches_tables="config_file:is_trl",
             read="config_file:read_trl",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
@@ -162,7 +162,7 @@ PROGRAMS = dict(
             "Megatron-Bridge",
             "main (2026-08)",
             "a recipe of Megatron-Bridge in Python",
-            runs="recipe:starts_program",
+            starts_program="recipe:starts_program",
             read_command="recipe:read_command",
             is_python="recipe:is_python",
             read_python="recipe:read_python",
@@ -179,7 +179,7 @@ PROGRAMS = dict(
             "ms-swift",
             "4.6.0.dev0",
             "arguments of ms-swift",
-            trains="command:trains",
+            is_training_command="command:is_training_command",
             runs="command:starts_program",
             read_command="config_file:read_command",
             matches="config_file:is_ms_swift",
@@ -190,7 +190,7 @@ PROGRAMS = dict(
             "nanoGPT",
             "3adf61e (2025-11-12)",
             "a configuration of nanoGPT in Python",
-            runs="config_file:starts_program",
+            starts_program="config_file:starts_program",
             read_command="config_file:read_command",
             is_python="config_file:is_python",
             read_python="config_file:read_python",

@@ -41,7 +41,7 @@ def grpo_length(
     if reader.value(config, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
         reader.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
     if _colocates_engine(config) and config.get("vllm_mode") is None:
-        reader.filled_in["vllm_mode"] = "colocate"
+        reader.assumed_defaults["vllm_mode"] = "colocate"
     completion_length = reader.integer(config, "max_completion_length", 512)
     prompt_length = config.get(prompt_key)
     if prompt_length is None:
@@ -110,8 +110,8 @@ def colocated_rollout(
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, batch_size, launched_run, memory_share, max_tokens) if is_colocated else {},
         sleeps_while_idle=is_colocated and engine_sleeps,
-        offloaded=offloaded_states if is_colocated else frozenset(),
-        reference=AdditionalModel(
+        offloaded_states=offloaded_states if is_colocated else frozenset(),
+        reference_model=AdditionalModel(
             "device" if has_reference else "none",
             reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_weight_sharded else 1,
@@ -139,7 +139,7 @@ def _engine_flags(
     generation_batch_size = config.get("generation_batch_size")
     if generation_batch_size is not None:
         generated_sequence_count = integer_of(reader, "generation_batch_size", generation_batch_size)
-        steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world))
+        steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world_size))
     flags: dict[str, Any] = {
         "tensor_parallel_size": tp,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),

@@ -71,12 +71,12 @@ class ModelChanges:
     """The changes that a Python file makes to its model.
 
     arguments: equivalent arguments of the Trainer.
-    unknown: change → why it is not modelled.
+    unknown_arguments: change → why it is not modelled.
     notes: changes that are not counted, and are small.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown_arguments: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -94,13 +94,13 @@ def changes_of_model(
     _add_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
-        model_changes.unknown["requires_grad"] = FROZEN
+        model_changes.unknown_arguments["requires_grad"] = FROZEN
     for call in call_nodes:
         _add_conversion(model_changes, call, models)
         _add_head(model_changes, call)
     _add_sizes(model_changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
-        model_changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
+        model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
         model_changes.notes.append(
             "resize_token_embeddings: the embedding is counted with the rows of the model's config"
@@ -149,10 +149,10 @@ def _add_adapters(
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
             for keyword in call.keywords:
                 if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
-                    model_changes.unknown[keyword.arg] = f"{class_name} is modelled without"
+                    model_changes.unknown_arguments[keyword.arg] = f"{class_name} is modelled without"
         is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
         if is_peft_class and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
-            model_changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
+            model_changes.unknown_arguments[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
 def _is_unset(value_node: ast.expr) -> bool:
@@ -189,7 +189,9 @@ def _add_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: 
         if class_name in OPTIMIZER_CLASSES:
             model_changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
         else:
-            model_changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
+            model_changes.unknown_arguments["optimizers"] = (
+                f"{class_name or 'an optimizer of the file'} is not modelled"
+            )
 
 
 def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
@@ -243,7 +245,7 @@ def _add_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if HEADS.fullmatch(class_name) is not None:
-        model_changes.unknown[class_name] = OTHER_HEAD
+        model_changes.unknown_arguments[class_name] = OTHER_HEAD
 
 
 def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
@@ -263,7 +265,7 @@ def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequ
     }
     if new_sizes:
         settings = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())
-        model_changes.unknown[next(iter(new_sizes))] = (
+        model_changes.unknown_arguments[next(iter(new_sizes))] = (
             f"the file changes the model's sizes; expected TARGET with {settings}"
         )
 

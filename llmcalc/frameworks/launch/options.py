@@ -46,11 +46,11 @@ def read_with_options(
     if launch_file.with_options is None or not isinstance(config, Mapping):
         return _without_master_format(override(launched_run, options))
     changed_launch = read_launch_data(
-        launch_file.with_options(config, options, launched_run, source_file.where), source_file
+        launch_file.with_options(config, options, launched_run, source_file.name_in_errors), source_file
     )
     return replace(
         _with_file_kind(launch_file, changed_launch),
-        overridden={
+        option_overrides={
             option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
         },
     )
@@ -107,8 +107,8 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     changed_launch = replace(
         launched_run,
         settings={**option_values, **settings},
-        overridden=replaced_values,
-        published_weights=launched_run.published_weights and not set(FORMATS) & set(settings),
+        option_overrides=replaced_values,
+        keeps_checkpoint_format=launched_run.keeps_checkpoint_format and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
@@ -120,7 +120,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     contradicts the file's, and for sizes that contradict each other.
     """
     framework_name = options.get("framework")
-    world_size = launched_run.layout.world
+    world_size = launched_run.layout.world_size
     if launched_run.framework == WITHOUT_A_NAME:
         layout_request = LayoutRequest(devices=world_size, **options)
         framework_record = framework_of(layout_request)
@@ -136,14 +136,13 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             layout=layout_of(layout_request),
             settings=settings,
             own_settings=launched_run.own_settings if is_default else None,
-            published_weights=launched_run.published_weights and is_default,
+            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default,
         )
     if framework_name not in (None, launched_run.framework):
         framework_title = framework(launched_run.framework).title
         raise InputError(
-            f"--framework {framework_name}: {launched_run.where} runs {framework_title}, whose settings no other "
-            "framework has; remove "
-            "the option, or answer without the file"
+            f"--framework {framework_name}: {launched_run.name_in_errors} runs {framework_title}, whose settings no "
+            "other framework has; remove the option, or answer without the file"
         )
     degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
@@ -154,7 +153,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
     if dp * replica_devices != world_size:
         raise InputError(
-            f"--devices: {launched_run.where} runs on {world_size}, and tp · cp · pp · dp is "
+            f"--devices: {launched_run.name_in_errors} runs on {world_size}, and tp · cp · pp · dp is "
             f"{replica_devices * max(dp, 1)}; "
             "expected --devices of that number, or other sizes"
         )

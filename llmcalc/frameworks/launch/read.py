@@ -151,12 +151,12 @@ def launch_of(
 
 def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of the parsed tables of a launch file."""
-    name_in_errors = source_file.where
+    name_in_errors = source_file.name_in_errors
     if not isinstance(config, Mapping):
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
-        if launch_file.read is not None and launch_file.matches(config):
+        if launch_file.read is not None and launch_file.matches_tables(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     if isinstance(config.get("services"), Mapping):
         raise InputError(
@@ -192,18 +192,20 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             return read_with_options(launch_file, launch_file.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
-            command_text = f"python {shlex.join([source_file.where, *source_file.arguments])}"
-            return _read_script(read_script(command_text, source_file.where, None, ()), source_file, [], options)
+            command_text = f"python {shlex.join([source_file.name_in_errors, *source_file.arguments])}"
+            return _read_script(
+                read_script(command_text, source_file.name_in_errors, None, ()), source_file, [], options
+            )
         raise InputError(
-            f"{source_file.where}: its settings are arguments of its command; expected them behind the file's name, as "
-            f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
-            "or YAML file that has them"
+            f"{source_file.name_in_errors}: its settings are arguments of its command; expected them behind the file's "
+            f"name, as in --launch '{source_file.name_in_errors} --model_name_or_path … "
+            "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
         file.title for file in launch_file_kinds() if file.read_python is not None and file not in REFUSED
     )
     raise InputError(
-        f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
+        f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
         f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles_text}{SERVER_FILES}"
     )
 
@@ -323,14 +325,14 @@ def _read_script(
             raise
         raise InputError(
             f"{error_text}; the script takes arguments, as in --launch "
-            f"'{source_file.where} ARG1 … ARG{script.missing_argument}'"
+            f"'{source_file.name_in_errors} ARG1 … ARG{script.missing_argument}'"
         ) from None
 
 
 def _read_training_command(
     script: ShellScript, source_file: LaunchSource, sbatch_words: list[str], options: Mapping[str, Any]
 ) -> Launch:
-    name_in_errors = source_file.where
+    name_in_errors = source_file.name_in_errors
     script = replace(
         script,
         commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
@@ -369,17 +371,23 @@ def _read_training_command(
             script_name=command_line.program,
             unset_variables=unset_variables,
             launcher=command_line.launcher,
-            devices_typed=source_file.world_size is not None,
+            has_typed_device_count=source_file.world_size is not None,
             unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
         )
 
     for launch_file in launch_file_kinds():
         if launch_file.read_command is not None:
-            matching_lines = [program_line for program_line in command_lines if launch_file.runs(program_line)]
-            matching_lines = [command for command in matching_lines if launch_file.trains(command)] or matching_lines
+            matching_lines = [
+                program_line for program_line in command_lines if launch_file.starts_program(program_line)
+            ]
+            matching_lines = [
+                command for command in matching_lines if launch_file.is_training_command(command)
+            ] or matching_lines
             if matching_lines:
                 command = (
-                    matching_lines[0] if launch_file.reads_first else _single_command(matching_lines, name_in_errors)
+                    matching_lines[0]
+                    if launch_file.reads_first_command
+                    else _single_command(matching_lines, name_in_errors)
                 )
                 return read_with_options(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
@@ -416,10 +424,12 @@ def _read_by_arguments(
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
-    name_in_errors, commands = source_file.where, shell_script.commands
+    name_in_errors, commands = source_file.name_in_errors, shell_script.commands
     argument_readers = [file_kind for file_kind in launch_file_kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
-        matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
+        matching_commands = [
+            command for command in shell_script.commands if file_kind.has_program_arguments(command.words)
+        ]
         if not matching_commands or file_kind.read_arguments is None:
             continue
         program_lines = _program_lines(matching_commands)
@@ -454,7 +464,7 @@ def _read_by_arguments(
             f"{name_in_errors}: no command trains a model{commands_text}; expected one that does, such as "
             f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES}"
         )
-    program_names = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
+    program_names = " or ".join(file_kind.program_of_arguments for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {program_names}{reason_text}{programs_text}; expected "
         f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES}"
@@ -478,7 +488,9 @@ def _read_python_of_command(
         except InputError:
             continue
         if any(file.read_python is not None and file.is_python(file_text) for file in launch_file_kinds()):
-            return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
+            return _read_python(
+                file_text, replace(source_file, name_in_errors=file_path, arguments=program_line.words), options
+            )
     return None
 
 
@@ -515,20 +527,20 @@ def _read_config(
 ) -> Launch:
     """Returns the training run of a program's config file, with values from the command's other words."""
     if is_unresolved(file_name):
-        raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(file_name)}")
+        raise InputError(f"{source_file.name_in_errors}: line {command_line.line}: {unresolved_reason(file_name)}")
     if source_file.read_text is None:
         raise InputError(
-            f"{source_file.where}: {file_name[:80]}: names a file, which is not read; expected its contents"
+            f"{source_file.name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
         )
     file_path, file_text = source_file.read_text(file_name)
     try:
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
             config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
-        return _read_tables(config, replace(source_file, where=file_path), options)
+        return _read_tables(config, replace(source_file, name_in_errors=file_path), options)
     except InputError as error:
         raise InputError(
-            f"{source_file.where}: line {command_line.line} runs {command_line.program} with {error}"
+            f"{source_file.name_in_errors}: line {command_line.line} runs {command_line.program} with {error}"
         ) from None
 
 
@@ -549,7 +561,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
     def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
             return fetch_table(file_name)
-        file_text, error_name = written_files[file_name], f"{source_file.where}: {printable(file_name)}"
+        file_text, error_name = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...algebra import ceil_div
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends, stage_sizes_with_counted_ends
 from ..frozen_model import FrozenModel, SecondLoss
@@ -42,7 +42,7 @@ ReadText: TypeAlias = Callable[[str], tuple[str, str]]
 class Launch:
     """The training run that a launch file describes.
 
-    where: the file's name in messages.
+    name_in_errors: the file's name in messages.
     kind: the name of its `LaunchFile`, which `options.read_with_options` fills in.
     framework: the name of the framework.
     spec: the model; None if the file names none.
@@ -52,32 +52,32 @@ class Launch:
     own_settings: the framework's own settings; None without any.
     env: environment variables that the file sets.
     gpu: name of the device; empty if the file has none.
-    unknown: argument → why it is not modelled. Empty unless unknown arguments are allowed.
-    ignored: arguments that do not change memory.
+    unknown_arguments: argument → why it is not modelled. Empty unless unknown arguments are allowed.
+    ignored_arguments: arguments that do not change memory.
     notes: values that were assumed.
     program: the program whose file it is, from its `LaunchFile`.
     version: the version of the program whose defaults are filled in, from its `LaunchFile` or from the file.
-    filled_in: argument that the file leaves out → the program's default.
-    overridden: option typed beside the file → its value, and the file's.
+    assumed_defaults: argument that the file leaves out → the program's default.
+    option_overrides: option typed beside the file → its value, and the file's.
     rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
     frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
-    published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
+    keeps_checkpoint_format: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     ends_counted_as_layers: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's
         stages.
-    longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
-    torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
-        settings then say `flash`, which keeps as much.
+    counts_longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
+    calls_torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false.
+        The settings then say `flash`, which keeps as much.
     written_options: option → the file's own argument with its value, where an error may name the option.
-    score_labels: the number of scores per token of the head that replaces the language model's, 0 for no head; None
-        (default) for the model's own head.
+    score_label_count: the number of scores per token of the head that replaces the language model's, 0 for no head;
+        None (default) for the model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
     stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.
     """
 
-    where: str
+    name_in_errors: str
     kind: str
     framework: str
     spec: ModelSpec | None = None
@@ -87,22 +87,22 @@ class Launch:
     own_settings: Any = None
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    unknown_arguments: Mapping[str, str] = field(default_factory=dict)
+    ignored_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     program: str = ""
     version: str = ""
-    filled_in: Mapping[str, Any] = field(default_factory=dict)
-    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
-    published_weights: bool = False
+    assumed_defaults: Mapping[str, Any] = field(default_factory=dict)
+    option_overrides: Mapping[str, OptionOverride] = field(default_factory=dict)
+    keeps_checkpoint_format: bool = False
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
-    longest_samples: bool = False
-    torch_attention: bool = False
+    counts_longest_samples: bool = False
+    calls_torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
-    score_labels: int | None = None
+    score_label_count: int | None = None
     logits_per_chunk: int | None = None
     stack: str = ""
 
@@ -110,23 +110,23 @@ class Launch:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
         named_option = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
         setting_name = named_option[1].replace("-", "_") if named_option else ""
-        if named_option is None or setting_name in self.overridden or setting_name not in self.settings:
+        if named_option is None or setting_name in self.option_overrides or setting_name not in self.settings:
             return error
         option_text = named_option[0].removesuffix(": ")
         written_text = self.written_options.get(setting_name)
         argument_text = f"{option_text} of the file" if written_text is None else f"{written_text} ({option_text})"
-        return InputError(f"{self.where}: {argument_text}: {str(error)[named_option.end() :]}")
+        return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[named_option.end() :]}")
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         stage_count = self.layout.pp * self.layout.vpp
         if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
-            option_names = f"{self.where}: stages that count embedding or loss as a layer"
+            option_names = f"{self.name_in_errors}: stages that count embedding or loss as a layer"
             stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.ends_counted_as_layers, option_names)
             return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
         if self.end_stage_layers == (None, None):
             return self
-        error_prefix = f"{self.where}: layers of the first and of the last stage"
+        error_prefix = f"{self.name_in_errors}: layers of the first and of the last stage"
         stage_sizes = stage_sizes_between_ends(
             layers, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
         )
@@ -147,18 +147,23 @@ class Launch:
     def data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
         return {
-            "file": self.where,
+            "file": self.name_in_errors,
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {argument: json_value_of(default_value) for argument, default_value in self.filled_in.items()},
+            "filled_in": {
+                argument: json_value_of(default_value) for argument, default_value in self.assumed_defaults.items()
+            },
             "overridden": {
-                argument: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
-                for argument, value_override in self.overridden.items()
+                argument: {
+                    "file": json_value_of(value_override.file_value),
+                    "option": json_value_of(value_override.option_value),
+                }
+                for argument, value_override in self.option_overrides.items()
             },
             "env": dict(self.env),
-            "ignored": list(self.ignored),
-            "unknown": dict(self.unknown),
+            "ignored": list(self.ignored_arguments),
+            "unknown": dict(self.unknown_arguments),
             "notes": list(self.notes),
             **({} if self.frozen is None else {"frozen_model": self.frozen.data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.data()}),
@@ -168,12 +173,12 @@ class Launch:
 class OptionOverride(NamedTuple):
     """An option that replaces a value of a launch file.
 
-    option: the option's value.
-    file: the file's value; None if the file leaves it open.
+    option_value: the option's value.
+    file_value: the file's value; None if the file leaves it open.
     """
 
-    option: Any
-    file: Any
+    option_value: Any
+    file_value: Any
 
 
 def json_value_of(launch_value: Any) -> Any:
@@ -185,7 +190,7 @@ def json_value_of(launch_value: Any) -> Any:
 class LaunchSource:
     """The name of a launch file, and options for reading the file.
 
-    where: the file's name in messages.
+    name_in_errors: the file's name in messages.
     world_size: number of devices; None (default) for that of the file, or the smallest that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
@@ -197,11 +202,11 @@ class LaunchSource:
     arguments: words that are typed behind the file's name.
     read_text: reads the text of a file that this one names; None (default) if none can be read.
     launcher: the words of a script's command before the program that it starts.
-    devices_typed: whether the number of devices is typed beside the file, and not the launcher's.
+    has_typed_device_count: whether the number of devices is typed beside the file, and not the launcher's.
     unset_count_variables: variables of the launcher's numbers of machines and processes that the script does not set.
     """
 
-    where: str
+    name_in_errors: str
     world_size: int | None = None
     allow_unknown: bool = False
     release_date: datetime.date | None = None
@@ -213,7 +218,7 @@ class LaunchSource:
     arguments: Sequence[str] = ()
     read_text: ReadText | None = None
     launcher: Sequence[str] = ()
-    devices_typed: bool = True
+    has_typed_device_count: bool = True
     unset_count_variables: Sequence[str] = ()
 
     def devices_advice(self) -> str:
@@ -253,15 +258,16 @@ class LaunchFile:
 
     name: its name in JSON documents.
     title: its name in messages.
-    matches: whether tables are of this kind; by default never.
+    matches_tables: whether tables are of this kind; by default never.
     read: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
-    arguments_of: the program whose arguments may be in a script's command instead; empty (default) for none.
-    is_run_by: whether the words of a command are arguments of that program.
+    program_of_arguments: the program whose arguments may be in a script's command instead; empty (default) for none.
+    has_program_arguments: whether the words of a command are arguments of that program.
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
-    runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
+    starts_program: whether a command starts the program of this kind; it is asked before `has_program_arguments` of
+        other kinds.
     read_command: reads such a command; None (default) if no command is read.
-    trains: whether a command of this kind trains; commands that do not are left out beside one that does.
-    reads_first: whether the first of several commands is read; by default several different ones are an error.
+    is_training_command: whether a command of this kind trains; commands that do not are left out beside one that does.
+    reads_first_command: whether the first of several commands is read; by default several different ones are an error.
     is_python: whether the text of a Python file is of this kind.
     read_python: reads the text of a Python file without running it; None (default) if none is read.
     program: the program whose files they are; empty (default) if the title says it.
@@ -278,15 +284,15 @@ class LaunchFile:
 
     name: str
     title: str
-    matches: Callable[[Table], bool] = lambda _: False
+    matches_tables: Callable[[Table], bool] = lambda _: False
     read: Callable[[Table, LaunchSource], Launch] | None = None
-    arguments_of: str = ""
-    is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
+    program_of_arguments: str = ""
+    has_program_arguments: Callable[[Sequence[str]], bool] = lambda _: False
     read_arguments: Callable[[Table, LaunchSource], Launch] | None = None
-    runs: Callable[[CommandLine], bool] = lambda _: False
+    starts_program: Callable[[CommandLine], bool] = lambda _: False
     read_command: Callable[[CommandLine, LaunchSource], Launch] | None = None
-    trains: Callable[[CommandLine], bool] = lambda _: True
-    reads_first: bool = False
+    is_training_command: Callable[[CommandLine], bool] = lambda _: True
+    reads_first_command: bool = False
     is_python: Callable[[str], bool] = lambda _: False
     read_python: Callable[[str, LaunchSource], Launch] | None = None
     program: str = ""
@@ -335,49 +341,49 @@ class LaunchReader:
     """Reads values of a launch file, and collects notes, unknown and ignored arguments while reading.
 
     source: the file.
-    unknown: argument → why it is not modelled.
-    ignored: arguments that do not change memory.
+    unknown_arguments: argument → why it is not modelled.
+    ignored_arguments: arguments that do not change memory.
     notes: values that were assumed.
     written_options: option → the file's own argument with its value.
-    filled_in: argument that the file leaves out → the program's default.
+    assumed_defaults: argument that the file leaves out → the program's default.
     frozen: a frozen copy of the trained model; None (default) without one.
     requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
         environment does not say; false by default.
-    end_stage_layers, ends_counted_as_layers, longest_samples, torch_attention, score_labels, logits_per_chunk: as in
-        `Launch`.
+    end_stage_layers, ends_counted_as_layers, counts_longest_samples, calls_torch_attention, score_label_count,
+        logits_per_chunk: as in `Launch`.
     """
 
     source: LaunchSource
-    unknown: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
+    unknown_arguments: dict[str, str] = field(default_factory=dict)
+    ignored_arguments: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     written_options: dict[str, str] = field(default_factory=dict)
-    filled_in: dict[str, Any] = field(default_factory=dict)
+    assumed_defaults: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
     requests_expandable_segments: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
-    longest_samples: bool = False
-    torch_attention: bool = False
-    score_labels: int | None = None
+    counts_longest_samples: bool = False
+    calls_torch_attention: bool = False
+    score_label_count: int | None = None
     logits_per_chunk: int | None = None
 
     @property
-    def where(self) -> str:
+    def name_in_errors(self) -> str:
         """The name of the launch file in error messages."""
-        return self.source.where
+        return self.source.name_in_errors
 
     def check_unknown(self) -> None:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
-        if not self.unknown or self.source.allow_unknown:
+        if not self.unknown_arguments or self.source.allow_unknown:
             return
         listed_arguments = "; ".join(
             f"{argument_name} ({unknown_reason})"
-            for argument_name, unknown_reason in list(self.unknown.items())[:MOST_LISTED]
+            for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED]
         )
-        unlisted_count = len(self.unknown) - MOST_LISTED
+        unlisted_count = len(self.unknown_arguments) - MOST_LISTED
         raise InputError(
-            f"{self.where}: not understood, and may change memory: {listed_arguments}"
+            f"{self.name_in_errors}: not understood, and may change memory: {listed_arguments}"
             f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
             "--allow-unknown"
         )
@@ -396,14 +402,14 @@ class LaunchReader:
         data_names = [argument for argument in config if DATA_NAME.fullmatch(str(argument)) is not None]
         known_names = [*known_names]
         ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
-        self.ignored += [argument_name for argument_name in config if argument_name in ignored_names]
+        self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
         for argument_name, refusal_reason in refusal_reasons.items():
             if config.get(argument_name):
-                self.unknown[f"{name_prefix}{argument_name}"] = refusal_reason
+                self.unknown_arguments[f"{name_prefix}{argument_name}"] = refusal_reason
 
     def refuse_other_values(
         self, config: Table, allowed_values: Mapping[str, Sequence[Any]], name_prefix: str = "", suffix: str = ""
@@ -414,13 +420,15 @@ class LaunchReader:
         """
         for argument, modelled_values in allowed_values.items():
             if argument in config and config[argument] not in modelled_values:
-                self.unknown[f"{name_prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{suffix}"
+                self.unknown_arguments[f"{name_prefix}{argument}"] = (
+                    f"{short_repr(config[argument])[:60]} is not modelled{suffix}"
+                )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""
         if config.get(argument_name) is not None:
             return config[argument_name]
-        self.filled_in[argument_name] = default_value
+        self.assumed_defaults[argument_name] = default_value
         return default_value
 
     def integer(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
@@ -444,7 +452,7 @@ class LaunchReader:
             for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
-        typed_devices = self.source.world_size if self.source.devices_typed else None
+        typed_devices = self.source.world_size if self.source.has_typed_device_count else None
         if typed_devices not in (None, world_size):
             self.notes.append(
                 f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = "
@@ -460,7 +468,7 @@ class LaunchReader:
         """
         ranks = self.integer(config, argument_name, 1)
         if world_size % ranks:
-            raise self.wrong(
+            raise self.argument_error(
                 name_prefix + argument_name,
                 f"{ranks} on {world_size} devices; expected --devices with a multiple of {ranks}",
             )
@@ -480,9 +488,9 @@ class LaunchReader:
             return False
         return flag_value(self, argument_name, self.value(config, argument_name, default_flag))
 
-    def wrong(self, argument_name: str, description: str) -> InputError:
+    def argument_error(self, argument_name: str, description: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
-        return InputError(f"{self.where}: {argument_name}: {description}")
+        return InputError(f"{self.name_in_errors}: {argument_name}: {description}")
 
     def device_count(self, world_size: int | None) -> int:
         """Returns the number of devices; 1 with a note if `world_size` is missing."""
@@ -503,8 +511,8 @@ class LaunchReader:
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
         if not isinstance(file_name, str) or self.source.fetch_table is None:
-            raise self.wrong(
-                argument_name, f"{shown(file_name)}; expected the path of {expected_file_kind} that can be read"
+            raise self.argument_error(
+                argument_name, f"{short_repr(file_name)}; expected the path of {expected_file_kind} that can be read"
             )
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
@@ -528,14 +536,16 @@ class LaunchReader:
         if inner_table in (None, []):
             return {}
         if not isinstance(inner_table, Mapping):
-            raise self.wrong(argument_name, f"{shown(inner_table)}; expected a table")
+            raise self.argument_error(argument_name, f"{short_repr(inner_table)}; expected a table")
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
         """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
         for group_size, rank_count in self.table(config, "parallelism_config").items():
             if str(group_size).endswith("_size") and rank_count not in (None, 1):
-                self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"
+                self.unknown_arguments[f"parallelism_config.{group_size}"[:100]] = (
+                    "groups of ranks are modelled with FSDP alone"
+                )
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
@@ -550,23 +560,23 @@ class LaunchReader:
         """
         self.check_unknown()
         return Launch(
-            where=self.where,
+            name_in_errors=self.name_in_errors,
             kind="",
             framework=framework_name,
             layout=launch_settings.layout,
             settings={**self._allocator(), **launch_settings.settings},
             own_settings=launch_settings.own_settings,
-            unknown=self.unknown,
-            ignored=tuple(self.ignored),
+            unknown_arguments=self.unknown_arguments,
+            ignored_arguments=tuple(self.ignored_arguments),
             notes=tuple(self.notes),
-            filled_in=dict(self.filled_in),
+            assumed_defaults=dict(self.assumed_defaults),
             frozen=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
             ends_counted_as_layers=self.ends_counted_as_layers,
-            longest_samples=self.longest_samples,
-            torch_attention=self.torch_attention,
+            counts_longest_samples=self.counts_longest_samples,
+            calls_torch_attention=self.calls_torch_attention,
             written_options=dict(self.written_options),
-            score_labels=self.score_labels,
+            score_label_count=self.score_label_count,
             logits_per_chunk=self.logits_per_chunk,
             **launch_fields,
         )
@@ -575,11 +585,13 @@ class LaunchReader:
         """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
-            unknown={**self.unknown, **launched_run.unknown},
-            ignored=(*self.ignored, *launched_run.ignored),
+            unknown_arguments={**self.unknown_arguments, **launched_run.unknown_arguments},
+            ignored_arguments=(*self.ignored_arguments, *launched_run.ignored_arguments),
             notes=(*self.notes, *launched_run.notes),
-            filled_in={**launched_run.filled_in, **self.filled_in},
-            score_labels=launched_run.score_labels if self.score_labels is None else self.score_labels,
+            assumed_defaults={**launched_run.assumed_defaults, **self.assumed_defaults},
+            score_label_count=launched_run.score_label_count
+            if self.score_label_count is None
+            else self.score_label_count,
         )
 
     def _allocator(self) -> dict[str, str]:
@@ -587,7 +599,7 @@ class LaunchReader:
         environment = self.source.env
         set_variables = [variable_name for variable_name in ALLOCATOR_VARIABLES if environment.get(variable_name)]
         if not set_variables and self.requests_expandable_segments:
-            self.filled_in[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+            self.assumed_defaults[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
         is_expandable = (
             allocator_of(environment) == "expandable" if set_variables else self.requests_expandable_segments
         )
@@ -604,7 +616,7 @@ MOST_LISTED = 12
 @contextmanager
 def reader_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     """Provides a launch file's reader in a `with` block, and puts the file's name before each error message."""
-    name_in_errors = source_file.where
+    name_in_errors = source_file.name_in_errors
     try:
         yield LaunchReader(source_file)
     except InputError as error:
@@ -619,7 +631,7 @@ ATTENTION = "attn_implementation"
 
 def default_attention(reader: LaunchReader) -> dict[str, Any]:
     """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
-    reader.filled_in[ATTENTION] = "sdpa"
+    reader.assumed_defaults[ATTENTION] = "sdpa"
     return {}
 
 
@@ -638,7 +650,9 @@ def check_env(reader: LaunchReader, environment: Mapping[str, str]) -> None:
         for allocator_option in filter(None, environment.get(variable_name, "").replace(" ", "").split(",")):
             option_name = allocator_option.partition(":")[0].lower()
             if option_name not in ("expandable_segments", *HARMLESS):
-                reader.unknown[f"{variable_name}={allocator_option}"[:80]] = "the allocator is modelled without it"
+                reader.unknown_arguments[f"{variable_name}={allocator_option}"[:80]] = (
+                    "the allocator is modelled without it"
+                )
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
@@ -658,7 +672,9 @@ def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, 
     if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
         parsed_number = int(written_value)
     if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
-        raise reader.wrong(argument_name, f"{shown(written_value)}; expected a whole number of at least {minimum}")
+        raise reader.argument_error(
+            argument_name, f"{short_repr(written_value)}; expected a whole number of at least {minimum}"
+        )
     return parsed_number
 
 
@@ -670,7 +686,7 @@ def share_of(reader: LaunchReader, argument_name: str, config: Table, default_sh
     except ValueError:
         parsed_share = 0.0
     if not 0 < parsed_share <= 1:
-        raise reader.wrong(argument_name, f"{shown(written_share)}; expected a share above 0, at most 1")
+        raise reader.argument_error(argument_name, f"{short_repr(written_share)}; expected a share above 0, at most 1")
     return parsed_share
 
 
@@ -681,7 +697,7 @@ def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> b
         return written_flag
     truth_value = flags.get(str(written_flag).strip().lower()[:10])
     if truth_value is None:
-        raise reader.wrong(argument_name, f"{shown(written_flag)}; expected true or false")
+        raise reader.argument_error(argument_name, f"{short_repr(written_flag)}; expected true or false")
     return truth_value
 
 
@@ -700,4 +716,4 @@ def unknown_keys(
     known_keys = set(known_names)
     for config_key, config_value in config_table.items():
         if config_key not in known_keys and config_value is not None:
-            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = reason
+            reader.unknown_arguments[f"{place_in_file}.{config_key}".strip(".")[:100]] = reason

@@ -47,7 +47,7 @@ class RefusedProgram:
     def read_command(self, command_line: CommandLine, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a command of the program."""
         raise InputError(
-            f"{source_file.where}: line {command_line.line}: {command_line.program} is {self.name}'s: "
+            f"{source_file.name_in_errors}: line {command_line.line}: {command_line.program} is {self.name}'s: "
             f"{self.reason_and_advice}"
         )
 
@@ -57,7 +57,7 @@ class RefusedProgram:
 
     def read_python(self, _: str, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a Python file of the program."""
-        raise InputError(f"{source_file.where}: a Python file of {self.name}: {self.reason_and_advice}")
+        raise InputError(f"{source_file.name_in_errors}: a Python file of {self.name}: {self.reason_and_advice}")
 
 
 PROGRAMS = (
@@ -112,9 +112,9 @@ REFUSED = tuple(
     LaunchFile(
         f"{program.name.lower()}-refused",
         f"a file of {program.name}",
-        runs=program.runs,
+        starts_program=program.runs,
         read_command=program.read_command,
-        reads_first=True,
+        reads_first_command=True,
         is_python=program.is_python,
         read_python=program.read_python,
         program=program.name,

@@ -43,10 +43,10 @@ class Rollout:
     shares_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the share of the
         first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
     is_own_process: whether it is a process of its own, with a CUDA context of its own.
-    offloaded: states of the trained model that are on the host while another phase runs; `reference`: the reference
-        model is there during rollouts.
-    reference: the reference model.
-    reward: the reward model; default none.
+    offloaded_states: states of the trained model that are on the host while another phase runs; `reference_model`: the
+        reference model is there during rollouts.
+    reference_model: the reference model.
+    reward_model: the reward model; default none.
     critic_location: where the critic is, with its states.
     critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
     sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
@@ -64,9 +64,9 @@ class Rollout:
     shares_weights: bool = False
     shares_by_capacity: tuple[tuple[int, float], ...] = ()
     is_own_process: bool = False
-    offloaded: frozenset[States] = frozenset()
-    reference: AdditionalModel = AdditionalModel()
-    reward: AdditionalModel = AdditionalModel()
+    offloaded_states: frozenset[States] = frozenset()
+    reference_model: AdditionalModel = AdditionalModel()
+    reward_model: AdditionalModel = AdditionalModel()
     critic_location: ModelLocation = "none"
     critic_bytes: int = 0
     sequences: int = 1
@@ -83,8 +83,8 @@ class Rollout:
             "flags": dict(self.flags),
             "sleeps": self.sleeps_while_idle,
             "shares_weights": self.shares_weights,
-            "offloaded": sorted(self.offloaded),
-            "reference": self.reference.weights_location,
-            "reward": self.reward.weights_location,
+            "offloaded": sorted(self.offloaded_states),
+            "reference": self.reference_model.weights_location,
+            "reward": self.reward_model.weights_location,
             "critic": self.critic_location,
         }

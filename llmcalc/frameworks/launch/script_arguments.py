@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import shown
+from ...errors import short_repr
 from .python_source import UnknownValue, dotted_name_of, value_of
 from .unresolved import is_unresolved, printable
 
@@ -61,7 +61,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted_name_of(node)] = argument_values[node.attr]
-    used_arguments = {argument_name.rpartition(".")[2]: shown(value) for argument_name, value in variables.items()}
+    used_arguments = {argument_name.rpartition(".")[2]: short_repr(value) for argument_name, value in variables.items()}
     used_values_text = ", ".join(
         f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
     )

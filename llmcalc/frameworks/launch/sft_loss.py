@@ -48,7 +48,7 @@ def sft_loss_settings(reader: LaunchReader, config: Table, run_settings: Mapping
     if str(loss or SFT_LOSSES[0]) != SFT_LOSSES[0]:
         return {}
     if adapts_output_head(run_settings.get("lora_targets") or ()):
-        raise reader.wrong(
+        raise reader.argument_error(
             "lora_target_modules",
             "TRL refuses adapters of the output head beside loss_type chunked_nll, its default; expected loss_type nll",
         )

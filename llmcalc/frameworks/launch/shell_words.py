@@ -51,7 +51,7 @@ class ShellCommand:
 class ShellScript:
     """A shell script, with the state of its reader.
 
-    where: the file's name in messages.
+    name_in_errors: the file's name in messages.
     variables: name → text, or a list of texts for an array.
     exported_names: names of exported variables.
     commands: the commands that would run, in order.
@@ -68,7 +68,7 @@ class ShellScript:
     machine_devices: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
     """
 
-    where: str
+    name_in_errors: str
     typed_variables: Mapping[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
     loop_values: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class WordReader:
             )
 
     def error(self, description: str) -> UnsplittableText:
-        return UnsplittableText(f"{self.script.where}: line {self.line}: {description}")
+        return UnsplittableText(f"{self.script.name_in_errors}: line {self.line}: {description}")
 
     @property
     def line(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...costs.params import params
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.target import load
 from ..frozen_model import SecondLoss, Teacher
 from .record import Launch, LaunchReader
@@ -38,8 +38,8 @@ def with_teacher_model(
     try:
         teacher_model = load(teacher_name).model
     except InputError as error:
-        raise reader.wrong(
-            option_name, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
+        raise reader.argument_error(
+            option_name, f"{short_repr(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
         ) from None
     reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_weight_sharded else ''}")
     return replace(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
@@ -141,7 +141,7 @@ def is_trainer(config: Table) -> bool:
     return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
 
 
-def is_run_by(command_words: Sequence[str]) -> bool:
+def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
     option_names = {command_word.partition("=")[0] for command_word in command_words}
     alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
@@ -161,7 +161,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
-            reader.unknown[script_name] = OTHER_HEAD
+            reader.unknown_arguments[script_name] = OTHER_HEAD
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
@@ -212,7 +212,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
     """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
-    return has_automatic_dtype or launched_run.published_weights
+    return has_automatic_dtype or launched_run.keeps_checkpoint_format
 
 
 def trainer_launch(
@@ -250,7 +250,7 @@ def trainer_launch(
         framework_name,
         launch_settings,
         target="" if model_name is None else str(model_name)[:200],
-        published_weights=has_published_weights and framework_name == WITHOUT_A_NAME,
+        keeps_checkpoint_format=has_published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
@@ -303,7 +303,7 @@ def trainer_settings(
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
     is_filled = length_key == "block_size" or config.get("stage") == "pt" or any(map(config.get, FILLING))
-    reader.longest_samples = "seq" in run_settings and not is_filled
+    reader.counts_longest_samples = "seq" in run_settings and not is_filled
     run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
@@ -312,9 +312,9 @@ def trainer_settings(
     is_low_rank = _is_low_rank(str(config.get("optim")))
     for argument_name in ("auto_find_batch_size", "use_cpu", "no_cuda", *(("optim_args",) * (not is_low_rank))):
         if config.get(argument_name) not in (None, False, ""):
-            reader.unknown[argument_name] = "it is modelled without"
+            reader.unknown_arguments[argument_name] = "it is modelled without"
     if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
-        reader.unknown["label_smoothing_factor"] = "the loss is modelled without"
+        reader.unknown_arguments["label_smoothing_factor"] = "the loss is modelled without"
     return run_settings
 
 
@@ -342,7 +342,7 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
     if optimizer_name not in OPTIMIZERS:
-        reader.unknown[argument_name] = f"'{optimizer_name}' is not modelled"
+        reader.unknown_arguments[argument_name] = f"'{optimizer_name}' is not modelled"
         return {}
     reader.written_options["optimizer"] = f"{argument_name} {optimizer_name}"
     return dict(OPTIMIZERS[optimizer_name])
@@ -364,7 +364,7 @@ def optimizer_with_targets(
     if _is_low_rank(optimizer_name):
         return _low_rank_optimizer(reader, config, (argument_name, optimizer_name), run_settings)
     if config.get("optim_target_modules"):
-        reader.unknown["optim_target_modules"] = "it is modelled without"
+        reader.unknown_arguments["optim_target_modules"] = "it is modelled without"
     return optimizer_settings(reader, argument_name, optimizer_name)
 
 
@@ -381,7 +381,7 @@ def _low_rank_optimizer(
     target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
     target_names = {re.sub(r"[^a-z_]", "", str(module_target)).removeprefix("self_") for module_target in target_list}
     if target_names != {"attn", "mlp"}:  # "all-linear" has the output head too
-        reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
+        reader.unknown_arguments["optim_target_modules"] = "[attn, mlp] alone is modelled"
     written_arguments = config.get("optim_args") or {}
     named_arguments = (
         re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
@@ -389,19 +389,21 @@ def _low_rank_optimizer(
     arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(named_arguments)
     for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
         if arguments.get(argument_name, modelled_value) != modelled_value:
-            reader.unknown[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
+            reader.unknown_arguments[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
     rank_text = str(reader.value(arguments, "rank", 128))
     if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
-        raise reader.wrong("optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999")
+        raise reader.argument_error(
+            "optim_args", f"rank {short_repr(rank_text)[:60]}; expected a whole number of 1 to 99,999"
+        )
     settings: dict[str, Any] = {"optimizer": f"{optimizer_family}-r{rank_text}", "optimizer_impl": "loop"}
     if not optimizer_name.endswith("_layerwise"):
         return settings
     if run_settings["num_microbatches"] > 1:
-        raise reader.wrong(
+        raise reader.argument_error(
             "gradient_accumulation_steps", f"{optimizer_name} refuses {run_settings['num_microbatches']}; expected 1"
         )
     if (reader.source.world_size or 1) > 1:  # trainer_optimizer.py: no layer-wise optimizer under DDP
-        raise reader.wrong(
+        raise reader.argument_error(
             optimizer_argument,
             f"{optimizer_name} refuses several devices; expected one, or {optimizer_name.removesuffix('_layerwise')}",
         )
@@ -431,7 +433,7 @@ def pair_settings(
     if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not computes_logits:
-        reader.score_labels = 1
+        reader.score_label_count = 1
         reader.notes.append("a pair is two sequences; the head has one score per token, and no logits")
         return {"batch": 2 * run_settings["batch"]}
     reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
@@ -508,7 +510,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reader.wrong(format_key, f"{shown(written_format)}; expected bfloat16, float16 or float32")
+        raise reader.argument_error(format_key, f"{short_repr(written_format)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
@@ -524,7 +526,9 @@ def attention_settings(reader: LaunchReader, argument_name: str, written_name: A
     if implementation_name in ("eager", "sdpa"):
         return {"attn_implementation": implementation_name}
     if not any(kernel_name in implementation_name for kernel_name in FLASH_KERNELS):
-        raise reader.wrong(argument_name, f"{shown(written_name)}; expected eager, sdpa or flash_attention_2")
+        raise reader.argument_error(
+            argument_name, f"{short_repr(written_name)}; expected eager, sdpa or flash_attention_2"
+        )
     if implementation_name == "flex_attention":
         reader.notes.append(f"{argument_name}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
@@ -564,9 +568,9 @@ def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> T
     written_table = config.get(argument_name)
     if not isinstance(written_table, str) or not written_table:
         return reader.table(config, argument_name)
-    parsed_table = parse_json(written_table, f"{reader.where}: {argument_name}")
+    parsed_table = parse_json(written_table, f"{reader.name_in_errors}: {argument_name}")
     if not isinstance(parsed_table, Mapping):
-        raise reader.wrong(argument_name, f"{shown(written_table)}; expected a table")
+        raise reader.argument_error(argument_name, f"{short_repr(written_table)}; expected a table")
     return parsed_table
 
 
@@ -591,7 +595,7 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if reader.flag(config, argument_name):
-                reader.unknown[argument_name] = "quantized weights take no gradient without lora_r"
+                reader.unknown_arguments[argument_name] = "quantized weights take no gradient without lora_r"
         return {}
     base_settings: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
     if reader.flag(config, "load_in_4bit"):
@@ -633,7 +637,7 @@ def lora_settings(
             "gate_up_proj",
             "down_proj",
         }:
-            reader.unknown[argument_name] = (
+            reader.unknown_arguments[argument_name] = (
                 "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
             )
         adapter_settings["lora_experts"] = True
@@ -647,7 +651,7 @@ def lora_settings(
         if isinstance(written_names, str):
             module_names = [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
-            raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
+            raise reader.argument_error(argument_name, f"{short_repr(written_names)}; expected a list of names")
         adapter_settings[setting_name] = tuple(module_names)
     if dropout_value not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True

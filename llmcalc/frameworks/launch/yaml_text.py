@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, MissingExtra, one_line, shown
+from ...errors import InputError, MissingExtra, one_line, short_repr
 from ...sources.files import DEEPEST, parse_json
 
 LARGEST = 400_000
@@ -156,7 +156,7 @@ class _ValueBuilder:
             except (ValueError, LookupError):  # of a tag in the file (`!!bool x`), or of a sign without digits (`0x_`)
                 raise self.error(
                     yaml_node,
-                    f"{shown(yaml_node.value)} is no {YAML_TYPES[yaml_tag]}; expected one, or quotes around it",
+                    f"{short_repr(yaml_node.value)} is no {YAML_TYPES[yaml_tag]}; expected one, or quotes around it",
                 ) from None
         return None if yaml_tag == "null" else yaml_node.value
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
@@ -70,7 +70,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         world_size = source_file.world_size or _device_count(reader, config)
         batch = reader.integer(train_table, "micro_batch_size", 1)
         global_batch = reader.integer(train_table, "global_batch_size", 16)
-        reader.torch_attention = True
+        reader.calls_torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -92,7 +92,9 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
         if precision not in PRECISIONS:
-            raise reader.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
+            raise reader.argument_error(
+                "precision", f"{short_repr(precision)}; expected one of {', '.join(PRECISIONS)}"
+            )
         run_settings |= PRECISIONS[precision]
         if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
@@ -112,7 +114,9 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices: devices per machine times machines."""
     device_value = reader.value(config, "devices", 1)
     if isinstance(device_value, str) and not device_value.isdecimal():
-        raise reader.wrong("devices", f"{shown(device_value)} depends on the machine; expected a number, or --devices")
+        raise reader.argument_error(
+            "devices", f"{short_repr(device_value)} depends on the machine; expected a number, or --devices"
+        )
     return integer_of(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
 
 
@@ -123,7 +127,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if class_name == "SGD":
         return {"optimizer": "sgd"}
     if class_name not in ("AdamW", "Adam"):
-        reader.unknown["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
+        reader.unknown_arguments["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
         return {}
     is_fused = isinstance(optimizer_arguments, Mapping) and optimizer_arguments.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
@@ -150,6 +154,6 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     if quantize_text in (None, ""):
         return adapter_settings
     if str(quantize_text) not in BASES:
-        reader.unknown["quantize"] = f"{shown(quantize_text)} is not modelled; {' and '.join(BASES)} are"
+        reader.unknown_arguments["quantize"] = f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASES)} are"
         return adapter_settings
     return adapter_settings | {"base": BASES[str(quantize_text)], "quantized_head": True}

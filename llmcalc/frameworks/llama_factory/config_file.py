@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...device_memory.optimizers.registry import LARGEST_RANK
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
@@ -130,13 +130,15 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
         )
         if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
-            raise reader.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
+            raise reader.argument_error(
+                "do_train", "not true: the file predicts or evaluates; expected a file that trains"
+            )
         training_stage = str(reader.value(config, "stage", "sft"))[:20]
         if training_stage not in STAGES:
-            reader.unknown["stage"] = f"'{training_stage}' is not modelled; {', '.join(STAGES)} are"
+            reader.unknown_arguments["stage"] = f"'{training_stage}' is not modelled; {', '.join(STAGES)} are"
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora", "freeze"):
-            reader.unknown["finetuning_type"] = (
+            reader.unknown_arguments["finetuning_type"] = (
                 f"'{finetuning_type}' is not modelled; full, lora and freeze are; --allow-unknown counts full, which "
                 "needs more"
             )
@@ -157,7 +159,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         elif finetuning_type == "freeze":
             run_settings |= frozen_layers(reader, config)
         if finetuning_type != "lora" and config.get("quantization_bit") is not None:
-            reader.unknown["quantization_bit"] = (
+            reader.unknown_arguments["quantization_bit"] = (
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
         if training_stage == "rm":
@@ -199,7 +201,7 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
     arguments = dict(config)
     uses_checkpointing = not reader.flag(config, "disable_gradient_checkpointing")
     if "disable_gradient_checkpointing" not in config:
-        reader.filled_in["disable_gradient_checkpointing"] = False
+        reader.assumed_defaults["disable_gradient_checkpointing"] = False
     is_reentrant = reader.flag(config, "use_reentrant_gc", True) if uses_checkpointing else False
     arguments |= {
         "gradient_checkpointing": uses_checkpointing,
@@ -213,7 +215,7 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
     if written_name not in ATTENTION:
-        raise reader.wrong("flash_attn", f"{shown(written_name)}; expected one of {', '.join(ATTENTION)}")
+        raise reader.argument_error("flash_attn", f"{short_repr(written_name)}; expected one of {', '.join(ATTENTION)}")
     return ATTENTION[written_name]
 
 
@@ -231,14 +233,16 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     bit_count = config.get("quantization_bit")
     if reader.flag(config, "pissa_init"):
         if bit_count is not None:
-            raise reader.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
+            raise reader.argument_error(
+                "pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two"
+            )
         reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bit_count is None:
         return adapter_settings
     quantizer = str(reader.value(config, "quantization_method", "bnb"))
     if bit_count not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
-        reader.unknown["quantization_bit"] = (
-            f"{shown(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+        reader.unknown_arguments["quantization_bit"] = (
+            f"{short_repr(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bit_count == 8:
@@ -256,15 +260,15 @@ def _optimizer_settings(
     if reader.flag(config, "use_apollo"):
         return _low_rank_optimizer(reader, config, "apollo", run_settings, world_size)
     if reader.flag(config, "use_muon"):
-        reader.filled_in.pop("optim", None)
+        reader.assumed_defaults.pop("optim", None)
         if config.get("deepspeed") or config.get("fsdp"):
-            reader.unknown["use_muon"] = "on shards it is not modelled"
+            reader.unknown_arguments["use_muon"] = "on shards it is not modelled"
         return {"optimizer": "muon", "optimizer_impl": "loop"}
     if not reader.flag(config, "use_adam_mini"):
         return {}
-    reader.filled_in.pop("optim", None)
+    reader.assumed_defaults.pop("optim", None)
     if config.get("deepspeed") or config.get("fsdp"):
-        reader.unknown["use_adam_mini"] = "on shards it is not modelled"
+        reader.unknown_arguments["use_adam_mini"] = "on shards it is not modelled"
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
@@ -279,15 +283,15 @@ def _low_rank_optimizer(
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. argument_prefix: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
-        raise reader.wrong(
+        raise reader.argument_error(
             f"use_{argument_prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full"
         )
     if config.get("deepspeed"):
-        raise reader.wrong(
+        raise reader.argument_error(
             f"use_{argument_prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
-        reader.unknown["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
+        reader.unknown_arguments["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
     target_names = _names_of_list(config.get(f"{argument_prefix}_target"))
     # train/trainer_utils.py, `_create_galore_optimizer`: parts of names, here of all linear layers but the output head
     if target_names in ({"mlp", "self_attn"}, {"mlp", "attn"}):
@@ -300,11 +304,11 @@ def _low_rank_optimizer(
             modelled_value,
             [modelled_value],
         ):
-            reader.unknown[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
-    reader.filled_in.pop("optim", None)
+            reader.unknown_arguments[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
+    reader.assumed_defaults.pop("optim", None)
     low_rank = reader.integer(config, f"{argument_prefix}_rank", 16)
     if low_rank > LARGEST_RANK:
-        raise reader.wrong(f"{argument_prefix}_rank", f"{low_rank:,}; expected at most {LARGEST_RANK:,}")
+        raise reader.argument_error(f"{argument_prefix}_rank", f"{low_rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{argument_prefix}-r{low_rank}", "optimizer_impl": "loop"}
     if reader.flag(config, f"{argument_prefix}_layerwise"):
         for argument_name, written_count in (
@@ -312,7 +316,7 @@ def _low_rank_optimizer(
             ("devices", world_size),
         ):
             if (written_count or 1) > 1:
-                raise reader.wrong(
+                raise reader.argument_error(
                     f"{argument_prefix}_layerwise",
                     f"LLaMA-Factory refuses it with {written_count} {argument_name.replace('_', ' ')}; expected 1",
                 )

@@ -8,7 +8,7 @@ counted as Transformer Engine's: it has one bf16 gradient of the logits more, fo
 
 from __future__ import annotations
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, Table
 from ..megatron.named_model import BRIDGE_FUSED, MegatronRun, bridge_adapter_settings, loss_of, megatron_run
@@ -52,7 +52,9 @@ def trains_with_megatron(config: Table) -> bool:
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
-    reader.ignored = [name for name in reader.ignored if not name.startswith("overlap_") or config.get(name) is True]
+    reader.ignored_arguments = [
+        name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
+    ]
     uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
     if not uses_bridge:
         reader.notes.append(
@@ -60,8 +62,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         )
     for argument_name, modelled_values in MODELLED.items():
         if config.get(argument_name, modelled_values[0]) not in modelled_values:
-            reader.unknown[argument_name] = (
-                f"{shown(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
+            reader.unknown_arguments[argument_name] = (
+                f"{short_repr(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with "
+                "Megatron"
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
     adapter_settings = {}
@@ -71,7 +74,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
             reader, "", reader.integer(config, "lora_rank", 8), target_modules, None
         )
     elif finetuning_type != "full":
-        reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
+        reader.unknown_arguments["finetuning_type"] = (
+            f"{short_repr(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
+        )
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
     is_of_class = uses_bridge and config.get("bias_activation_fusion") is None

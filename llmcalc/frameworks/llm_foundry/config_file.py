@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
@@ -55,7 +55,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             **_optimizer_settings(reader, config),
         }
         if model.get("peft_config") is not None:
-            reader.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
+            reader.unknown_arguments["model.peft_config"] = "adapters of LLM Foundry are not modelled"
         fsdp_table = reader.table(config, "fsdp_config")
         if fsdp_table.get("activation_checkpointing") is True:
             is_reentrant = reader.flag(fsdp_table, "activation_checkpointing_reentrant", True)
@@ -90,15 +90,17 @@ def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, wri
     for variable_key in reference_match[1].split("."):
         referenced_value = referenced_value.get(variable_key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
-        raise reader.wrong(argument_name, f"{shown(written_value)} names a key that is absent; expected a value")
+        raise reader.argument_error(
+            argument_name, f"{short_repr(written_value)} names a key that is absent; expected a value"
+        )
     return referenced_value
 
 
 def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dict[str, Any]:
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
-        raise reader.wrong(
-            "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
+        raise reader.argument_error(
+            "device_train_microbatch_size", f"{short_repr(micro_batch)}; expected a number, or --batch and --devices"
         )
     batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
     global_batch = config.get("global_train_batch_size")
@@ -111,7 +113,7 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer = str(reader.table(config, "optimizer").get("name"))[:40]
     if optimizer not in OPTIMIZERS:
-        reader.unknown["optimizer.name"] = f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are"
+        reader.unknown_arguments["optimizer.name"] = f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are"
         return {}
     implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
     return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
@@ -123,14 +125,16 @@ def _number_formats(
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
-        raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+        raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
     if precision == "fp32":
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
     precision_name = str(reader.value(fsdp_table, "mixed_precision", "DEFAULT")).upper()
     if precision_name not in ("PURE", "DEFAULT"):
-        raise reader.wrong("fsdp_config.mixed_precision", f"{shown(precision_name)}; expected PURE or DEFAULT")
+        raise reader.argument_error(
+            "fsdp_config.mixed_precision", f"{short_repr(precision_name)}; expected PURE or DEFAULT"
+        )
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if precision_name == "PURE" else ""
 
 
@@ -139,7 +143,7 @@ def _attention_kernel(reader: LaunchReader, model_section: Table) -> str:
     if isinstance(config, Mapping) and config.get("attn_impl") == "torch":
         return "eager"
     if str(model_section.get("name")) == "hf_causal_lm" and not model_section.get("use_flash_attention_2"):
-        reader.filled_in["attn_implementation"] = "sdpa"
+        reader.assumed_defaults["attn_implementation"] = "sdpa"
     return "flash"
 
 
@@ -183,4 +187,4 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
         "max_position_embeddings": sequence_length,
         "decoder": decoder,
     }
-    return validate(ModelSpec, spec_table, reader.where)
+    return validate(ModelSpec, spec_table, reader.name_in_errors)

@@ -18,30 +18,30 @@ ESTIMATE_TOLERANCES = {"cuda_graphs": 0.3}
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """A logged memory size with the computed size. computed: bytes; None without a computed size."""
+    """A logged memory size with the computed size. computed_value: bytes; None without a computed size."""
 
     term: LogTerm
-    computed: int | None = None
+    computed_value: int | None = None
 
     @property
     def difference(self) -> float | None:
         """The relative difference, computed size / size in the log − 1; None without a computed size."""
-        if self.computed is None or self.term.value == 0:
+        if self.computed_value is None or self.term.value == 0:
             return None
-        return self.computed / self.term.value - 1
+        return self.computed_value / self.term.value - 1
 
     @property
     def is_outside_tolerance(self) -> bool:
         """Whether logged and computed size differ by more than rounding and the variation between starts."""
-        if self.computed is None or self.difference is None or self.term.unit != "bytes":
+        if self.computed_value is None or self.difference is None or self.term.unit != "bytes":
             return False
         tolerance_share = ESTIMATE_TOLERANCES.get(self.term.name, TOLERANCE_SHARE)
-        return abs(self.difference) > tolerance_share and abs(self.computed - self.term.value) > TOLERANCE_BYTES
+        return abs(self.difference) > tolerance_share and abs(self.computed_value - self.term.value) > TOLERANCE_BYTES
 
 
 @dataclass(frozen=True)
 class ExplainedLog:
-    """A log with computed memory sizes. reading: the log's contents. terms: logged and computed sizes.
+    """A log with computed memory sizes. parsed_log: the log's contents. terms: logged and computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     wrong_term: the term that differs most, or that prevents the start; empty for none.
@@ -49,7 +49,7 @@ class ExplainedLog:
     missing_inputs: what is not known, without which terms are not computed. notes: remarks.
     """
 
-    reading: ParsedLog
+    parsed_log: ParsedLog
     terms: tuple[ComparedTerm, ...]
     preset: Preset | None = None
     hardware: Hardware | None = None

@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ...sources.presets import known_model
@@ -120,9 +120,9 @@ SIGNS = field_names("""
 """Arguments of sizes, by which a command of Megatron-LM is known."""
 
 
-def is_run_by(command_words: Sequence[str]) -> bool:
+def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command line runs a Megatron-LM script, recognized by Megatron-LM's spelling of arguments."""
-    if trainer.is_run_by(command_words):
+    if trainer.has_program_arguments(command_words):
         return False
     arguments = {command_word.partition("=")[0] for command_word in command_words}
     if arguments & SIGNS:
@@ -155,25 +155,25 @@ def _argument_table(
     if "MODEL_ARGS" in arguments_table:
         arguments = arguments_table["MODEL_ARGS"]
         if isinstance(arguments, list):
-            raise reader.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
+            raise reader.argument_error("MODEL_ARGS", "a list; expected a table of argument: value")
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
-            raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
+            raise reader.argument_error("ENV_VARS", f"{short_repr(variables_table)}; expected a table of name: value")
         environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
     if not isinstance(arguments, Mapping):
-        raise reader.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
+        raise reader.argument_error("MODEL_ARGS", f"{short_repr(arguments)}; expected a table of argument: value")
     return arguments
 
 
 def _note_entry(reader: LaunchReader, table_key: str) -> None:
     """Records a key of the table as ignored or unknown."""
     if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
-        reader.ignored.append(table_key)
+        reader.ignored_arguments.append(table_key)
     else:
-        reader.unknown[table_key[:80]] = f"expected {' or '.join(ENTRIES)}"
+        reader.unknown_arguments[table_key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
@@ -195,7 +195,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
     fewest_devices = smallest_world_size(settings)
     if world_size % fewest_devices:
-        raise reader.wrong(
+        raise reader.argument_error(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
             f"--devices {fewest_devices}, or a multiple of it",
@@ -216,9 +216,9 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, refusal_reason in unmodelled_arguments(settings).items():
-        reader.unknown[flag] = refusal_reason
+        reader.unknown_arguments[flag] = refusal_reason
     if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
-        reader.unknown["--spec"] = "layers of its own"
+        reader.unknown_arguments["--spec"] = "layers of its own"
     if settings.fp8_format is not None:
         reader.notes.append(
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
@@ -226,7 +226,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     check_env(reader, env)
     reader.check_unknown()
     settings = _with_vocabulary_of_tokenizer(settings, reader)
-    spec = model_of_arguments(settings, reader.where)
+    spec = model_of_arguments(settings, reader.name_in_errors)
     layout = settings.layout()
     _check_layers(settings, layout)
     command_settings = options_of_arguments(settings)
@@ -247,7 +247,7 @@ def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchRead
     if preset is None:
         return settings
     reader.notes.append(
-        f"--tokenizer-model {shown(settings.tokenizer_model)}: the vocabulary of {preset.name}, "
+        f"--tokenizer-model {short_repr(settings.tokenizer_model)}: the vocabulary of {preset.name}, "
         f"{preset.model.vocab_size:,}; the tokenizer may have some hundred tokens fewer (--vocab-size)"
     )
     return replace(settings, vocab_size=preset.model.vocab_size)
@@ -298,9 +298,11 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
         argument = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
-                raise reader.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
+                raise reader.argument_error(
+                    flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments"
+                )
             flag_suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
-            raise reader.wrong(
+            raise reader.argument_error(
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
         argument = RENAMED.get(argument, argument)
@@ -308,24 +310,26 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             field_value = typed_flag_value(reader, flag, _field_types()[argument], written_value)
             if field_value is not None:
                 if argument in field_values and field_values[argument] != field_value:
-                    raise reader.wrong(
-                        flag, f"{shown(written_value)}; another argument says {shown(field_values[argument])}"
+                    raise reader.argument_error(
+                        flag, f"{short_repr(written_value)}; another argument says {short_repr(field_values[argument])}"
                     )
                 field_values[argument] = field_value
         elif argument in REPLACING:
             if written_value is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument in REMOVED:
-            raise reader.wrong(flag, REMOVED[argument])
+            raise reader.argument_error(flag, REMOVED[argument])
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
-            reader.ignored.append(flag)
+            reader.ignored_arguments.append(flag)
         elif written_value is not False:
             reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
-            reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
+            reader.unknown_arguments[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(
+                "."
+            )
     if field_values.get("tp_comm_overlap"):  # which products overlap
-        for flag in reader.ignored:
+        for flag in reader.ignored_arguments:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
-                reader.unknown[flag] = "overlap of some products"
+                reader.unknown_arguments[flag] = "overlap of some products"
     return field_values
 
 
@@ -337,7 +341,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if flag_name == "--tokenizer-model" and isinstance(written_value, str) and is_unresolved(written_value):
         return None
     if isinstance(written_value, str) and is_unresolved(written_value):
-        raise reader.wrong(flag_name, unresolved_reason(written_value))
+        raise reader.argument_error(flag_name, unresolved_reason(written_value))
     if value_type is bool:
         return _flag_value(reader, flag_name, written_value)
     if written_value is None or written_value is False:
@@ -348,12 +352,12 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if get_origin(value_type) in (Literal, tuple):
         possible_types = [value_type]
     if written_value is True or written_value == "":
-        raise reader.wrong(flag_name, "has no value; expected one")
+        raise reader.argument_error(flag_name, "has no value; expected one")
     for possible_type in possible_types:
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.wrong(flag_name, f"{shown(written_value)}; expected {_expected_types(possible_types)}")
+    raise reader.argument_error(flag_name, f"{short_repr(written_value)}; expected {_expected_types(possible_types)}")
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
@@ -365,7 +369,7 @@ def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> boo
     boolean_values = {"true": True, "1": True, "false": None, "0": None}
     value_text = str(written_value).strip().lower()[:10]
     if value_text not in boolean_values:
-        raise reader.wrong(flag_name, f"{shown(written_value)}; it takes no value")
+        raise reader.argument_error(flag_name, f"{short_repr(written_value)}; it takes no value")
     return boolean_values[value_text]
 
 

@@ -111,7 +111,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
     replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
         batch = options.get("batch", launched_run.settings.get("batch", 1))
-        replica_count = max(1, layout.world // replica_devices)
+        replica_count = max(1, layout.world_size // replica_devices)
         changed_values["global_batch_size"] = batch * options["num_microbatches"] * replica_count
     if "seq" in options:
         changed_values["max_position_embeddings"] = max(

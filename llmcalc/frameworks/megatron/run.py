@@ -37,7 +37,7 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     for program_step in all_steps(memory_estimate.spec.shared_program.root.items):
         if (
             program_step.verb == "attention"
-            and not program_step.options.get("selected")
+            and not program_step.options.get("selected_keys")
             and unsupported_attention_reason(program_step)
         ):
             raise InputError(unsupported_attention_reason(program_step))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Literal
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...frozen import frozen
 from ...parallel.layout import (
     ContextExchange,
@@ -173,8 +173,8 @@ class MegatronSettings(MegatronArguments):
         batch_by_tokens = dict(_parse_batch_schedule(self.step_batch_size_schedule))
         if 0 not in batch_by_tokens or self.global_batch_size is not None:
             raise InputError(
-                f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such "
-                "as 0:384 200B:768, and no --global-batch-size"
+                f"--step-batch-size-schedule {short_repr(self.step_batch_size_schedule)}: expected a batch from 0 on, "
+                "such as 0:384 200B:768, and no --global-batch-size"
             )
         return batch_by_tokens[0]
 
@@ -499,10 +499,14 @@ class MegatronSettings(MegatronArguments):
         if argument_value is None:
             raise InputError(f"{flag_of(argument_name)}: missing; Megatron-LM needs it")
         if argument_value < 1:
-            raise InputError(f"{flag_of(argument_name)}: {shown(argument_value)}; expected a positive whole number")
+            raise InputError(
+                f"{flag_of(argument_name)}: {short_repr(argument_value)}; expected a positive whole number"
+            )
 
     def _reject_value(self, argument_name: str, expected_value: str) -> None:
-        raise InputError(f"{flag_of(argument_name)}: {shown(getattr(self, argument_name))}; expected {expected_value}")
+        raise InputError(
+            f"{flag_of(argument_name)}: {short_repr(getattr(self, argument_name))}; expected {expected_value}"
+        )
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
@@ -511,7 +515,7 @@ def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
         entry_match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if entry_match is None or not int(entry_match[3]):
             raise InputError(
-                f"--step-batch-size-schedule {shown(schedule_text)}: not understood; expected 0:384 200B:768"
+                f"--step-batch-size-schedule {short_repr(schedule_text)}: not understood; expected 0:384 200B:768"
             )
         yield int(float(entry_match[1]) * THOUSANDS[entry_match[2].upper()]), int(entry_match[3])
 
@@ -528,7 +532,7 @@ def expand_pipeline_layout(layout_text: str) -> str:
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
-    typed_argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
+    typed_argument = f"--pipeline-model-parallel-layout {short_repr(layout_text)}"
     expanded_layout = layout_text.replace(",", "").replace(" ", "")
     for group_regex in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
         if sum(len(match[1]) * int(match[2]) for match in re.finditer(group_regex, expanded_layout)) > LONGEST_LAYOUT:

@@ -80,7 +80,7 @@ def megatron_settings_of(
     batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
-        "world_size": layout.world,
+        "world_size": layout.world_size,
         "gpu": gpu,
         "date": version_date(megatron_version),
         "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),
@@ -218,7 +218,9 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
         )
     if options.precision not in (None, "bf16-master"):
         raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
-    if any(program_step.verb == "attention" and program_step.options.get("selected") for program_step in program_steps):
+    if any(
+        program_step.verb == "attention" and program_step.options.get("selected_keys") for program_step in program_steps
+    ):
         raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
@@ -342,7 +344,7 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,
             "moe_router_topk": expert_steps[0].options["top_k"],
-            "moe_ffn_hidden_size": element_count(expert_steps[0].outs[0].axes),
+            "moe_ffn_hidden_size": element_count(expert_steps[0].output_values[0].axes),
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_permute_fusion": True,
@@ -376,4 +378,4 @@ def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
 
 def _rotary_size(rope_step: Any) -> int:
     """Returns the number of dimensions per head that RoPE rotates."""
-    return int(rope_step.options["spec"].rotary_size(rope_step.ins[0].axes[-1].size))
+    return int(rope_step.options["spec"].rotary_size(rope_step.input_values[0].axes[-1].size))

@@ -67,7 +67,7 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     overlap with sequence parallelism alone (`has_user_buffers` of kernel_choices.py).
     """
     settings = launched_run.own_settings
-    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored}
+    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments}
     groups = {
         overlapped_group
         for argument_name, overlapped_group in OVERLAPS.items()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
@@ -135,14 +135,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         command_words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(command_words) else "RECIPE"
     )
     if is_unresolved(typed_recipe):
-        raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}")
+        raise InputError(
+            f"{source_file.name_in_errors}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}"
+        )
     override_words = [
         word for word in command_words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)
     ]
     typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
-        f"{source_file.where}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings are in "
-        f"Megatron-Bridge's own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
+        f"{source_file.name_in_errors}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings "
+        f"are in Megatron-Bridge's own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 
@@ -152,14 +154,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     Raises `InputError`, which names file and recipe.
     """
     with reader_of(source_file) as reader:
-        syntax_tree = parse_python(file_text, source_file.where)
+        syntax_tree = parse_python(file_text, source_file.name_in_errors)
         recipe_names = [argument_word for argument_word in source_file.arguments if "=" not in argument_word]
         if len(recipe_names) > 1:
-            raise reader.wrong(recipe_names[1][:60], "a second recipe; expected one")
+            raise reader.argument_error(recipe_names[1][:60], "a second recipe; expected one")
         try:
             config, recipe_name = _recipe_configuration(reader, syntax_tree, recipe_names[0] if recipe_names else None)
         except RecursionError:
-            raise reader.wrong(
+            raise reader.argument_error(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
         config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
@@ -175,14 +177,14 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
     if recipe_name is None:
         if len(known_recipes) != 1:
             listed_names = ", ".join(known_recipes[:6])
-            raise reader.wrong(
+            raise reader.argument_error(
                 "recipes",
                 f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
-                f"'{reader.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
+                f"'{reader.name_in_errors} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
         recipe_name = known_recipes[0]
     if recipe_name not in known_recipes:
-        raise reader.wrong(
+        raise reader.argument_error(
             recipe_name[:60],
             f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}."
             f"{suggest(recipe_name, known_recipes)}",
@@ -195,14 +197,14 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             raise InputError(recipe_file)
         file_path, file_text = reader.source.read_text(recipe_file)
     except InputError:
-        raise reader.wrong(
+        raise reader.argument_error(
             recipe_name[:60],
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
     imported_file = Configurations(parse_python(file_text, file_path), COMMON)
     if imported_name not in imported_file.functions:
-        raise reader.wrong(imported_name[:80], f"is no recipe of {file_path[:80]}")
+        raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
     return _with_flex_dispatcher(imported_file, imported_name), imported_name
 
 
@@ -247,14 +249,14 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     def config_value(field_path: str, default_value: Any = None) -> Any:
         written_value = config.get(field_path, default_value)
         if isinstance(written_value, UnknownValue):
-            raise reader.wrong(
+            raise reader.argument_error(
                 field_path, f"{written_value.text} is not read; expected {field_path}=… behind the recipe's name"
             )
         return written_value
 
     def config_size(config_key: str, default_size: int) -> int:
         if config.get(config_key) is None:
-            reader.filled_in[config_key] = default_size
+            reader.assumed_defaults[config_key] = default_size
         return integer_of(
             reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
         )
@@ -268,7 +270,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         config = {**config, STAGE_LAYOUT: None}
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
-        reader.unknown["model.freeze_language_model"] = (
+        reader.unknown_arguments["model.freeze_language_model"] = (
             "training of an encoder or its projector beside frozen layers is not modelled; --allow-unknown counts "
             "the layers as trained, which need more"
         )
@@ -338,8 +340,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replica_count))
     if config_value("model.cp_comm_type") == "a2a":
         launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
-    reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    reader.ignored += [key for key in OVERLAPS if config.get(key) is True]
+    reader.ignored_arguments += [
+        key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")
+    ]
+    reader.ignored_arguments += [key for key in OVERLAPS if config.get(key) is True]
     return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
 
 
@@ -357,7 +361,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if isinstance(precision, str) and precision in FP8_RECIPES:
         changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
         for name in changed_fields:
-            reader.unknown[name] = f"not modelled beside {precision}"
+            reader.unknown_arguments[name] = f"not modelled beside {precision}"
         return FP8_RECIPES[precision]
     narrow_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
     is_bf16 = precision == "bf16_mixed" or (
@@ -367,8 +371,8 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     )
     if not is_bf16 or narrow_fields:
         written_text = ", ".join(narrow_fields) or str(precision)
-        reader.unknown["mixed_precision"] = (
-            f"{shown(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
+        reader.unknown_arguments["mixed_precision"] = (
+            f"{short_repr(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
         )
     return {}
 
@@ -395,14 +399,15 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if not peft_fields or peft_scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
     if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and peft_scheme != "lora"):
-        raise reader.wrong(
-            "peft", f"{shown(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is"
+        raise reader.argument_error(
+            "peft",
+            f"{short_repr(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is",
         )
     for field_name, field_value in peft_fields.items():
         if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
-            reader.unknown[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
+            reader.unknown_arguments[f"peft.{field_name}"] = f"{short_repr(str(field_value))[:60]} is not modelled"
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
-            reader.unknown[f"peft.{field_name}"] = "no field of LoRA that is known"
+            reader.unknown_arguments[f"peft.{field_name}"] = "no field of LoRA that is known"
     return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
     )
@@ -414,7 +419,7 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
         return {}
     state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
     if len(state_formats) > 1:
-        reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
+        reader.unknown_arguments["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}
 
 

@@ -81,7 +81,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.where)
+        arguments = arguments_of(command_line.words, source_file.name_in_errors)
         megatron_table = megatron_arguments(reader, arguments)
         reader.check_unknown()
         launched_run = read_megatron(megatron_table, source_file)
@@ -104,9 +104,9 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     for flag_name, argument_value in arguments.items():
         argument_name = flag_name.lstrip("-")
         if argument_name in REFUSED and argument_value not in ("1", ["1"], False):
-            reader.unknown[flag_name] = REFUSED[argument_name]
+            reader.unknown_arguments[flag_name] = REFUSED[argument_name]
         elif argument_name in IGNORED:
-            reader.ignored.append(flag_name)
+            reader.ignored_arguments.append(flag_name)
         elif argument_name not in REFUSED and flag_name != EMBEDDING_NORM:
             megatron_table[RENAMED.get(flag_name, flag_name)] = argument_value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
@@ -171,7 +171,9 @@ def _set_layer_partition(reader: LaunchReader, arguments: dict[str, Any]) -> Non
     if method_name in ("type:transformer|embedding", "type:embedding|transformer"):
         arguments |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
     elif method_name not in ("uniform", "type:transformer"):
-        reader.unknown["--pp-partition-method"] = f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
+        reader.unknown_arguments["--pp-partition-method"] = (
+            f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
+        )
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
@@ -192,11 +194,13 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         if isinstance(zero_table, Mapping):
             zero_stage = zero_table.get("stage", 0)
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
-                reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
+                reader.unknown_arguments["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
     stage_number = integer_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
-        reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+        reader.unknown_arguments["--zero-stage"] = (
+            f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+        )
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
         reader.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
         stage_number = 1
@@ -224,7 +228,7 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
     if tokenizer_size is None and "--pad-vocab-size-to" in arguments:
         tokenizer_size = 1  # the program refuses a tokenizer with more words than that
     if tokenizer_size is None:
-        raise reader.wrong(
+        raise reader.argument_error(
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..launch.command_line import arguments_of, model_name, plain_arguments
@@ -117,18 +117,18 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return _read_megatron_command(reader, command_line, swift_verb)
         swift_verb = swift_verb or command_line.program.rpartition(".")[2]
         if swift_verb not in TRAINING:
-            raise reader.wrong(
+            raise reader.argument_error(
                 f"line {command_line.line}: swift {swift_verb}", "is no training; expected swift sft or swift pt"
             )
-        config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
+        config = plain_arguments(arguments_of(command_line.words, source_file.name_in_errors), reader, READ - {"model"})
         rlhf_type = str(config.get("rlhf_type", "dpo")) if swift_verb == "rlhf" else ""
         if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
-            raise reader.wrong(
+            raise reader.argument_error(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
-                f"{shown(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or swift sft "
-                "or pt",
+                f"{short_repr(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or "
+                "swift sft or pt",
             )
-        arguments = arguments_of(command_line.words, source_file.where)
+        arguments = arguments_of(command_line.words, source_file.name_in_errors)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
@@ -163,7 +163,9 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     written_tokens = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
     chunk_tokens = int(written_tokens[:9]) if written_tokens.isdecimal() else 0
     is_divided = config.get("sequence_parallel_size") not in (None, 1)
-    has_logits = launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_labels is None
+    has_logits = (
+        launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_label_count is None
+    )
     if not (chunk_tokens and is_divided and has_logits):
         return launched_run
     loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
@@ -188,14 +190,17 @@ def _with_two_words(launched_run: Launch) -> Launch:
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swift_verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
     if swift_verb == "export":
-        raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
-    arguments = arguments_of(command_line.words, reader.where)
+        raise reader.argument_error(
+            f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt"
+        )
+    arguments = arguments_of(command_line.words, reader.name_in_errors)
     config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
     rlhf_type = str(config.get("rlhf_type")) if swift_verb == "rlhf" else ""
     if rlhf_type not in ("", *MEGATRON_RLHF):
-        raise reader.wrong(
+        raise reader.argument_error(
             f"line {command_line.line}: megatron rlhf --rlhf_type",
-            f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
+            f"{short_repr(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron "
+            "sft",
         )
     handled_arguments = task_arguments(reader, config, rlhf_type)
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
@@ -219,10 +224,14 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
         for device in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
         if device.strip().isdecimal()
     ]
-    process_count = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
-    if config.get("device_map") is None and (source_file.devices_typed or len(visible_devices) <= process_count):
+    process_count = (
+        1 if source_file.has_typed_device_count or source_file.world_size is None else source_file.world_size
+    )
+    if config.get("device_map") is None and (
+        source_file.has_typed_device_count or len(visible_devices) <= process_count
+    ):
         return
-    raise reader.wrong(
+    raise reader.argument_error(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
         f"{len(visible_devices)} devices of {process_count} process{'es' * (process_count > 1)}: layers that "
         f"transformers divides over devices are not modelled; "
@@ -249,11 +258,15 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     """Records arguments as unknown whose memory is not modelled, and refuses layers divided over devices."""
     _check_visible_devices(reader, config)
     if config.get("deepspeed_autotp_size") not in (None, 1):
-        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
+        reader.unknown_arguments["--deepspeed_autotp_size"] = (
+            "layers divided by AutoTP: --allow-unknown counts whole ones"
+        )
     if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
-        reader.unknown["--enable_dft_loss"] = "a loss of all logits beside Liger-Kernel's in chunks is not modelled"
+        reader.unknown_arguments["--enable_dft_loss"] = (
+            "a loss of all logits beside Liger-Kernel's in chunks is not modelled"
+        )
     if reader.flag(config, "freeze_llm"):
-        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+        reader.unknown_arguments["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
 
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
@@ -264,7 +277,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         *known_argument_names(reader, swift_config, rlhf_type),
         *task_arguments(reader, swift_config, rlhf_type),
     )
-    reader.ignored += [
+    reader.ignored_arguments += [
         argument
         for argument in swift_config
         if argument in IGNORED or (argument in TRAINER_IGNORED and argument not in READ)
@@ -302,7 +315,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if sequence_length is not None:
         trainer_table["max_length"] = -(-integer_of(reader, "max_length", sequence_length) // sequence_ranks)
     elif sequence_ranks > 1:
-        raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
+        raise reader.argument_error(
+            "--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number"
+        )
     if reader.flag(swift_config, "packing"):
         reader.notes.append("--packing: sequences of max_length tokens, all of them used")
         trainer_table["packing"] = True
@@ -311,7 +326,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if swift_config.get("quant_bits") is not None or swift_config.get("quant_method") is not None:
         quantization_bits = swift_config.get("quant_bits")
         if swift_config.get("quant_method", "bnb") != "bnb" or quantization_bits not in (4, 8):
-            reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
+            reader.unknown_arguments["--quant_bits"] = (
+                "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
+            )
         trainer_table["load_in_8bit" if quantization_bits == 8 else "load_in_4bit"] = True
         if quantization_bits == 4:
             trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
@@ -90,7 +90,7 @@ def run_of_megatron(
         sequence_length = grpo_length(reader, config, "max_length", bool(adapter_settings), GRPO_BETA)["seq"]
         reader.notes.append(SFT_NOTE)
     if sequence_length is None:
-        raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
+        raise reader.argument_error("--max_length", "missing; the length is that of the model; expected --max_length N")
     parallel_run = MegatronRun(
         tp=parallel_sizes["tensor_model_parallel_size"],
         pp=parallel_sizes["pipeline_model_parallel_size"],
@@ -128,12 +128,14 @@ def run_of_megatron(
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
-        raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
+        raise reader.argument_error(
+            "--attention_backend", f"{short_repr(attention)}; expected flash, fused, unfused, local or auto"
+        )
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
     if global_batch % rank_batch:
-        raise reader.wrong(
+        raise reader.argument_error(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
         )
     launched_run.settings["num_microbatches"] = global_batch // rank_batch
@@ -153,7 +155,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
         other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
-        reader.unknown["--target_modules"] = (
+        reader.unknown_arguments["--target_modules"] = (
             f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
         )
         target_modules = ALL_LINEAR
@@ -175,7 +177,9 @@ def plain_tuner_type(reader: LaunchReader, written_type: Any) -> str:
         reader.notes.append("--tuner_type lora_llm: the encoder, which is trained in full, is not counted")
         return "lora"
     if written_type not in ("full", "lora"):
-        raise reader.wrong("--tuner_type", f"{shown(written_type)} is not modelled; expected full, lora or lora_llm")
+        raise reader.argument_error(
+            "--tuner_type", f"{short_repr(written_type)} is not modelled; expected full, lora or lora_llm"
+        )
     return str(written_type)
 
 
@@ -214,7 +218,9 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
     for name, known_words in FP8_WORDS.items():
         if arguments[name] not in known_words:
-            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(known_words)}")
+            raise reader.argument_error(
+                f"--{name}", f"{short_repr(arguments[name])}; expected one of {', '.join(known_words)}"
+            )
     return arguments
 
 
@@ -224,8 +230,8 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
     if state_formats[0] != state_formats[1]:
-        reader.unknown["--exp_avg_sq_dtype"] = (
-            f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
+        reader.unknown_arguments["--exp_avg_sq_dtype"] = (
+            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
         )
     gradient_format = reader.value(config, "main_grads_dtype", "fp32")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

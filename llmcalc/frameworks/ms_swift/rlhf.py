@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
@@ -73,17 +73,17 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
         return ()
     if rlhf_type == "gkd":
         if reader.flag(config, "use_vllm") and config.get("vllm_mode", "colocate") == "colocate":
-            raise reader.wrong(
+            raise reader.argument_error(
                 "--use_vllm",
                 "an engine on the same devices is not modelled beside a teacher; expected --vllm_mode server",
             )
-        reader.ignored += [argument_name for argument_name in config if argument_name in GKD_IGNORED]
+        reader.ignored_arguments += [argument_name for argument_name in config if argument_name in GKD_IGNORED]
         return (*GKD_READ, *GKD_IGNORED, "rlhf_type")
     if rlhf_type != "grpo":
         if config.get("ref_model") is not None:
-            reader.unknown["--ref_model"] = "a reference model of other weights is not modelled"
+            reader.unknown_arguments["--ref_model"] = "a reference model of other weights is not modelled"
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
-    reader.ignored += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
+    reader.ignored_arguments += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
     reader.refuse_if_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
@@ -121,7 +121,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     """
     for option_name in ("use_liger_kernel", "quant_bits", "gkd_logits_topk"):
         if config.get(option_name) not in (None, False, "false"):
-            raise reader.wrong(f"--{option_name}", "with --rlhf_type gkd it is not modelled; expected none")
+            raise reader.argument_error(f"--{option_name}", "with --rlhf_type gkd it is not modelled; expected none")
     if config.get("teacher_model_server") is not None:
         reader.notes.append("--teacher_model_server: the loss reads some words of each token, and is counted as SFT's")
         return replace(launched_run, notes=tuple(reader.notes))
@@ -137,7 +137,9 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         return replace(launched_run, notes=tuple(reader.notes), frozen=loss)
     zero_config = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
     if zero_config not in ("", "zero0", "zero1", "zero2", "zero3"):
-        raise reader.wrong("--teacher_deepspeed", f"{shown(zero_config)[:60]} is not modelled; expected zero0 to zero3")
+        raise reader.argument_error(
+            "--teacher_deepspeed", f"{short_repr(zero_config)[:60]} is not modelled; expected zero0 to zero3"
+        )
     reader.notes.append(GENERATED)
     return with_teacher_model(
         reader, launched_run, "--teacher_model", str(teacher_id)[:200], loaded_format, loss, zero_config == "zero3"
@@ -174,11 +176,11 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
     offloaded_states: frozenset[States] = frozenset(
-        ("gradients", "reference") if "weights" in rollout.offloaded else ()
+        ("gradients", "reference") if "weights" in rollout.offloaded_states else ()
     )
     return replace(
         rollout,
         source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
-        offloaded=rollout.offloaded | offloaded_states,
-        reference=replace(rollout.reference, ranks=layout.tp * layout.pp),
+        offloaded_states=rollout.offloaded_states | offloaded_states,
+        reference_model=replace(rollout.reference_model, ranks=layout.tp * layout.pp),
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
@@ -85,8 +85,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     The arguments of `source_file` are further configurations and `--key=value`.
     """
     with reader_of(source_file) as reader:
-        variables = constants(parse_python(file_text, source_file.where).body)
-        if source_file.where.endswith("train.py"):
+        variables = constants(parse_python(file_text, source_file.name_in_errors).body)
+        if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
         return _read_values(reader, _run_values(reader, variables, source_file.arguments))
 
@@ -97,7 +97,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     for command_word in command_words:
         key_match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
         if is_unresolved(command_word) and (key_match is None or key_match[1] in DEFAULTS):
-            raise reader.wrong("train.py", unresolved_reason(command_word))
+            raise reader.argument_error("train.py", unresolved_reason(command_word))
         if key_match is not None:
             try:
                 values_by_key[key_match[1]] = ast.literal_eval(key_match[2][:200])
@@ -107,7 +107,9 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
             file_path, file_text = reader.source.read_text(command_word)
             values_by_key |= constants(parse_python(file_text, file_path).body)
         else:
-            raise reader.wrong("train.py", f"{shown(command_word)}; expected a configuration, or --key=value")
+            raise reader.argument_error(
+                "train.py", f"{short_repr(command_word)}; expected a configuration, or --key=value"
+            )
     return values_by_key
 
 
@@ -115,15 +117,15 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
     known_values = {name: known_value for name, known_value in file_values.items() if name in DEFAULTS}
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):
-            raise reader.wrong(
+            raise reader.argument_error(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
+    reader.ignored_arguments += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
     run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
     world_size = reader.device_count(reader.source.world_size)
     accumulation_steps = integer_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
     if accumulation_steps % world_size:
-        raise reader.wrong(
+        raise reader.argument_error(
             "gradient_accumulation_steps",
             f"{accumulation_steps}; train.py divides it by {world_size} devices; expected a multiple",
         )
@@ -133,8 +135,10 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         "float32": {"precision": "fp32"},
     }
     if run_values["dtype"] not in format_settings:
-        raise reader.wrong("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
-    reader.torch_attention = True
+        raise reader.argument_error(
+            "dtype", f"{short_repr(run_values['dtype'])}; expected bfloat16, float16 or float32"
+        )
+    reader.calls_torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
         "batch": integer_of(reader, "batch_size", run_values["batch_size"]),
@@ -155,9 +159,11 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
     initial_weights = str(run_values["init_from"])
     if initial_weights == "resume":
-        raise reader.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
+        raise reader.argument_error("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
     if initial_weights != "scratch" and initial_weights not in GPT2:
-        raise reader.wrong("init_from", f"{shown(initial_weights)}; expected scratch or one of {', '.join(GPT2)}")
+        raise reader.argument_error(
+            "init_from", f"{short_repr(initial_weights)}; expected scratch or one of {', '.join(GPT2)}"
+        )
     if initial_weights in GPT2:
         layers, heads, hidden_size = GPT2[initial_weights]
         has_bias, vocabulary_size = True, EXACT
@@ -168,4 +174,4 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
-    return validate(ModelSpec, read_description(config).model, reader.where)
+    return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

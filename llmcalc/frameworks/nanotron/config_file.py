@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...algebra import ceil_div
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
@@ -50,15 +50,17 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         unknown_keys(reader, parallelism, PARALLELISM_KEYS, "parallelism")
         if parallelism.get("expert_parallel_size") not in (None, 1):
-            reader.unknown["parallelism.expert_parallel_size"] = "ranks of experts are not modelled here"
+            reader.unknown_arguments["parallelism.expert_parallel_size"] = "ranks of experts are not modelled here"
         if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
-            reader.unknown["model.dtype"] = f"{shown(model.get('dtype'))}; bfloat16 is modelled"
+            reader.unknown_arguments["model.dtype"] = f"{short_repr(model.get('dtype'))}; bfloat16 is modelled"
         factory = reader.table(optimizer, "optimizer_factory")
         if str(factory.get("name", "adamW")).lower() != "adamw":
-            reader.unknown["optimizer.optimizer_factory"] = f"{shown(factory.get('name'))}; adamW is modelled"
+            reader.unknown_arguments["optimizer.optimizer_factory"] = (
+                f"{short_repr(factory.get('name'))}; adamW is modelled"
+            )
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
-            raise reader.wrong("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
+            raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
         tp, pp, cp = (integer_of(reader, f"parallelism.{key}", parallelism.get(key) or 1) for key in SIZES)
         file_devices = tp * pp * cp * integer_of(reader, "parallelism.dp", parallelism.get("dp") or 1)
         parallel_run = MegatronRun(
@@ -77,7 +79,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             fuses_activation=False,
         )
         if pp > 1 and str(parallelism.get("pp_engine", "1f1b")).lower() != "1f1b":
-            reader.unknown["parallelism.pp_engine"] = f"{shown(parallelism.get('pp_engine'))}; 1f1b is modelled"
+            reader.unknown_arguments["parallelism.pp_engine"] = (
+                f"{short_repr(parallelism.get('pp_engine'))}; 1f1b is modelled"
+            )
         launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
         return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")
@@ -92,7 +96,9 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
     config = reader.table(model, "model_config")
     unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
     if not any(config.get(key) for key in MODEL_TYPES):
-        raise reader.wrong("model.model_config", f"no {' or '.join(MODEL_TYPES)}; expected a model of one of these")
+        raise reader.argument_error(
+            "model.model_config", f"no {' or '.join(MODEL_TYPES)}; expected a model of one of these"
+        )
 
     def size(key: str) -> int:
         return integer_of(reader, f"model.model_config.{key}", config.get(key))
@@ -126,4 +132,4 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
             },
         },
     }
-    return validate(ModelSpec, spec_table, reader.where)
+    return validate(ModelSpec, spec_table, reader.name_in_errors)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.presets import find_preset, load_preset
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
@@ -130,13 +130,15 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         model = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
         if "encoder" in model or "decoder" in model or any(model_type in model_name for model_type in MODEL_TYPES):
-            raise reader.wrong(
-                "name", f"{shown(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
+            raise reader.argument_error(
+                "name", f"{short_repr(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
             )
         if model.get("peft.peft_scheme") not in (None, "none", "null"):
-            raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
+            raise reader.argument_error(
+                "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
+            )
         if model.get("num_layers") is None:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
         arguments = _megatron_arguments(reader, model, config)
@@ -149,7 +151,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
             arguments,
             replace(source_file, world_size=device_count, script_name=f"pretrain_{model_type}.py", arguments=()),
         )
-        return replace(reader.with_recorded_arguments(launched_run), ignored=tuple(reader.ignored))
+        return replace(reader.with_recorded_arguments(launched_run), ignored_arguments=tuple(reader.ignored_arguments))
 
 
 def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,11 +216,11 @@ def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: 
         arguments["--use-distributed-optimizer"] = True
         reader.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
     elif model.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
-        reader.unknown["model.optim.name"] = f"{shown(model['optim.name'])[:60]} is not modelled"
+        reader.unknown_arguments["model.optim.name"] = f"{short_repr(model['optim.name'])[:60]} is not modelled"
     if model.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
-    reader.ignored += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
-    reader.ignored += [f"model.{size_key}" for size_key in model if not {size_key} & READ]
+    reader.ignored_arguments += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
+    reader.ignored_arguments += [f"model.{size_key}" for size_key in model if not {size_key} & READ]
     arguments["--vocab-size"] = _vocabulary_size(reader, model)
     return arguments
 
@@ -228,18 +230,18 @@ def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str
     arguments: dict[str, Any] = {}
     norm_name = str(model.get("normalization", "layernorm")).lower()
     if norm_name not in NORMS:
-        raise reader.wrong("model.normalization", f"{shown(norm_name)}; expected {', '.join(NORMS)}")
+        raise reader.argument_error("model.normalization", f"{short_repr(norm_name)}; expected {', '.join(NORMS)}")
     if NORMS[norm_name]:
         flag_name, flag_value = NORMS[norm_name]
         arguments[flag_name] = flag_value
     activation_name = str(model.get("activation", "gelu"))
     if activation_name not in ACTIVATIONS:
-        reader.unknown["model.activation"] = f"{shown(activation_name)[:60]} is not modelled"
+        reader.unknown_arguments["model.activation"] = f"{short_repr(activation_name)[:60]} is not modelled"
     elif ACTIVATIONS[activation_name]:
         arguments[f"--{ACTIVATIONS[activation_name]}"] = True
     position_type = str(model.get("position_embedding_type", "learned_absolute"))
     if position_type not in ("learned_absolute", "rope", "none"):
-        reader.unknown["model.position_embedding_type"] = f"{shown(position_type)[:60]} is not modelled"
+        reader.unknown_arguments["model.position_embedding_type"] = f"{short_repr(position_type)[:60]} is not modelled"
     else:
         arguments["--position-embedding-type"] = position_type
     query_groups = model.get("num_query_groups")
@@ -252,7 +254,7 @@ def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config:
     """Returns Megatron-LM's arguments of the number formats."""
     precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
-        raise reader.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
+        raise reader.argument_error("trainer.precision", f"{short_repr(precision)}; expected 32, 16 or bf16")
     if precision == "32":
         return {}
     if model.get("megatron_amp_O2") is not True:
@@ -275,7 +277,7 @@ def _vocabulary_size(reader: LaunchReader, model: Mapping[str, Any]) -> int:
         preset_name = find_preset(tokenizer_type)
         if preset_name is not None:
             return load_preset(preset_name).model.vocab_size
-    reader.filled_in["model.override_vocab_size"] = ASSUMED_WORDS
+    reader.assumed_defaults["model.override_vocab_size"] = ASSUMED_WORDS
     reader.notes.append(
         f"the tokenizer is not read: {ASSUMED_WORDS:,} words are assumed; expected model.override_vocab_size=… behind "
         "the file's name"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
@@ -133,14 +133,16 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         merged_config = _with_base_configs(reader, config)
         for section_name, refusal_reason in REFUSED.items():
             if isinstance(merged_config.get(section_name), Mapping):
-                raise reader.wrong(
+                raise reader.argument_error(
                     section_name, f"{refusal_reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}"
                 )
         algorithm = next(
             (section_name for section_name in ALGORITHMS if isinstance(merged_config.get(section_name), Mapping)), ""
         )
         if not algorithm:
-            raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
+            raise reader.argument_error(
+                "grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}"
+            )
         flat_values = _flat_values(reader, merged_config)
         policy_table = {
             key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
@@ -171,13 +173,15 @@ def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if base_path is None:
             return merged_config
         if not isinstance(base_path, str):
-            raise reader.wrong("defaults", f"{shown(base_path)}; expected the path of one config of NeMo-RL")
+            raise reader.argument_error(
+                "defaults", f"{short_repr(base_path)}; expected the path of one config of NeMo-RL"
+            )
         base_config_path = posixpath.join(config_folder, base_path)
         config_folder = posixpath.dirname(base_config_path)
         merged_config = _merge_configs(
             reader.fetch_tables("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
         )
-    raise reader.wrong("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
+    raise reader.argument_error("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
 
 
 def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
@@ -233,13 +237,13 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
     for policy_key, policy_value in policy_table.items():
         modelled_values = MODELLED.get(policy_key)
         if modelled_values is not None and policy_value is not None and policy_value not in modelled_values:
-            reader.unknown[f"policy.{policy_key}"] = f"{shown(policy_value)[:60]} is not modelled"
+            reader.unknown_arguments[f"policy.{policy_key}"] = f"{short_repr(policy_value)[:60]} is not modelled"
         elif modelled_values is not None or policy_key in READ or policy_key in OF_MEGATRON_CORE:
             continue
         elif policy_key in IGNORED or policy_key.startswith(IGNORED_TABLES):
-            reader.ignored.append(f"policy.{policy_key}")
+            reader.ignored_arguments.append(f"policy.{policy_key}")
         elif policy_value not in (None, False):
-            reader.unknown[f"policy.{policy_key}"] = "no key that is known"
+            reader.unknown_arguments[f"policy.{policy_key}"] = "no key that is known"
 
 
 def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
@@ -254,7 +258,7 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
     if reader.integer(flat_config, nodes_key, 1) > 1:
         engine_devices = engine_node_count * (engine_devices or node_size)
     if not engine_devices or engine_devices >= world_size:
-        raise reader.wrong(
+        raise reader.argument_error(
             "policy.generation.colocated.resources",
             f"{engine_devices or 0} of {world_size} devices for the rollouts; expected some, and others that train",
         )
@@ -282,7 +286,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
     replica_count = reader.integer(policy_table, "dtensor_cfg.dp_replicate_size", 1)
     dp, remaining_devices = divmod(world_size, tp * cp)
     if remaining_devices or dp % replica_count:
-        raise reader.wrong(
+        raise reader.argument_error(
             "policy.dtensor_cfg", f"{world_size} devices; expected a multiple of tp · cp · dp_replicate_size"
         )
     settings: dict[str, Any] = {
@@ -316,7 +320,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
     )
     ep = reader.integer(policy_table, "dtensor_cfg.expert_parallel_size", 1)
     if ep > 1 and (tp > 1 or (dp * cp) % ep):
-        raise reader.wrong(
+        raise reader.argument_error(
             "policy.dtensor_cfg.expert_parallel_size",
             f"{ep}; expected a divisor of the {dp * cp} ranks of data and context, without tensor_parallel_size",
         )
@@ -350,7 +354,9 @@ def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, 
     """Returns the settings of torch's optimizer, by default with the foreach implementation."""
     optimizer_name = str(reader.value(policy_table, "optimizer.name", "torch.optim.AdamW"))
     if optimizer_name not in OPTIMIZERS:
-        reader.unknown["policy.optimizer.name"] = f"{shown(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
+        reader.unknown_arguments["policy.optimizer.name"] = (
+            f"{short_repr(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
+        )
     if reader.flag(policy_table, "optimizer.kwargs.fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
     runs_in_loop = policy_table.get("optimizer.kwargs.foreach") is False
@@ -408,7 +414,9 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     backend = str(reader.value(policy_table, "generation.backend", "vllm"))
     flags: dict[str, Any] = {}
     if backend not in ENGINES and is_colocated:
-        reader.notes.append(f"policy.generation.backend {shown(backend)[:40]}: not modelled; its memory is not counted")
+        reader.notes.append(
+            f"policy.generation.backend {short_repr(backend)[:40]}: not modelled; its memory is not counted"
+        )
     elif is_colocated:
         engine_table, flags_by_key = ENGINES[backend]
         for engine_key, flag in flags_by_key.items():
@@ -431,7 +439,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         flags=flags,
         sleeps_while_idle=True,
         is_own_process=True,
-        offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
+        offloaded_states=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
         sequences=reader.integer(policy_table, "logprob_batch_size", 1),
         tokens=tokens,
         logit_tokens=tokens,
@@ -458,4 +466,4 @@ def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str
         return
     flags["enable_expert_parallel"] = True
     if rank_count != flags["tensor_parallel_size"]:
-        reader.unknown[f"policy.{size_key}"] = "it is modelled equal to tensor_parallel_size"
+        reader.unknown_arguments[f"policy.{size_key}"] = "it is modelled equal to tensor_parallel_size"

@@ -350,7 +350,7 @@ def memory(server: OllamaServer) -> EngineMemory:
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,
-        assumed=assumed_options,
+        assumed_flags=assumed_options,
         notes=tuple(answer_notes),
         heading=error_heading,
     )

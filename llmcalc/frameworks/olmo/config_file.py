@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
@@ -46,7 +46,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
         batch = reader.integer(config, "device_train_microbatch_size", 16)
         global_batch = reader.integer(config, "global_train_batch_size", 512)
         if global_batch % (world_size * batch):
-            raise reader.wrong(
+            raise reader.argument_error(
                 "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
             )
         run_settings: dict[str, Any] = {
@@ -57,12 +57,12 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             "attn_implementation": "flash",
             **_step_settings(reader, config),
         }
-        reader.ignored += [config_key for config_key in config if config_key not in ("model", *STEP_KEYS)]
+        reader.ignored_arguments += [config_key for config_key in config if config_key not in ("model", *STEP_KEYS)]
         fsdp_table = reader.table(config, "fsdp")
         is_sharded = bool(fsdp_table) and world_size > 1
         precision = str(reader.value(config, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
-            raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+            raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
@@ -90,14 +90,18 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     heads = reader.integer(model, "n_heads", 12)
     activation_name = str(reader.value(model, "activation_type", "swiglu"))
     if activation_name not in ("swiglu", "gelu", "relu"):
-        raise reader.wrong("model.activation_type", f"{shown(activation_name)}; expected swiglu, gelu or relu")
+        raise reader.argument_error(
+            "model.activation_type", f"{short_repr(activation_name)}; expected swiglu, gelu or relu"
+        )
     is_gated = activation_name == "swiglu"
     inner_width = (
         reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
     )
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
-        raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
+        raise reader.argument_error(
+            "model.layer_norm_type", f"{short_repr(norm_type)}; expected default, low_precision or rms"
+        )
     has_weight = reader.flag(model, "layer_norm_with_affine", True)
     has_bias = has_weight and reader.flag(model, "bias_for_layer_norm", reader.flag(model, "include_bias", True))
     norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
@@ -134,7 +138,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
         "max_position_embeddings": position_count,
         "decoder": decoder,
     }
-    return validate(ModelSpec, spec_table, reader.where)
+    return validate(ModelSpec, spec_table, reader.name_in_errors)
 
 
 def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -142,12 +146,12 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     optimizer_name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
     if optimizer_name != "adamw":
-        reader.unknown["optimizer.name"] = f"'{optimizer_name[:30]}' is not modelled; adamw is"
+        reader.unknown_arguments["optimizer.name"] = f"'{optimizer_name[:30]}' is not modelled; adamw is"
     checkpointing_config = config.get("activation_checkpointing")
     if checkpointing_config is not None:
         if str(checkpointing_config) not in RECOMPUTE:
-            raise reader.wrong(
-                "activation_checkpointing", f"{shown(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
+            raise reader.argument_error(
+                "activation_checkpointing", f"{short_repr(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
             )
         step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
     if config.get("fused_loss"):

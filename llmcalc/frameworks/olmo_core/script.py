@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
@@ -80,7 +80,7 @@ MODULE = "TransformerTrainModuleConfig"
 def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        syntax_tree = parse_python(script_text, source_file.where)
+        syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
         sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
         variables |= dict.fromkeys(LENGTHS, sequence_length)
@@ -168,7 +168,7 @@ def _model_of(
     if preset is None or other_changes:
         return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
     if other_tokenizer is not None:
-        reader.unknown[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
+        reader.unknown_arguments[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
     return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
 
 
@@ -211,7 +211,7 @@ def _sequence_ranks(
         ]
         config = _argument_values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
-        raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
+        raise reader.argument_error("cp_config", "its degree is not in the script; expected a whole number")
     return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
 
 
@@ -226,7 +226,7 @@ def _launch_of_calls(
     spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
     module_arguments = _module_arguments(call_nodes, variables)
     if module_arguments is None:
-        raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
+        raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
     tokens = integer_of(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
@@ -234,7 +234,7 @@ def _launch_of_calls(
         reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTHS[0]])
     )
     if tokens % sequence_length:
-        raise reader.wrong(
+        raise reader.argument_error(
             "rank_microbatch_size", f"{tokens}; expected a multiple of the {sequence_length} tokens of a sequence"
         )
     run_settings = {
@@ -285,7 +285,7 @@ def _replica_count(
         return max(1, world_size // DEVICES_PER_NODE)
     shard_ranks = integer_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
     if world_size % shard_ranks:
-        raise reader.wrong(
+        raise reader.argument_error(
             "shard_degree",
             f"{shard_ranks} ranks of shards on {world_size} devices; expected --devices with a multiple of "
             f"{shard_ranks}",
@@ -304,7 +304,7 @@ def _micro_batches(
         reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
         return 1
     if tokens % tokens_of_ranks:
-        raise reader.wrong(
+        raise reader.argument_error(
             argument_name,
             f"{tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
         )
@@ -317,7 +317,9 @@ def _step_settings(
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
-        reader.unknown["optim"] = f"{shown(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
+        reader.unknown_arguments["optim"] = (
+            f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
+        )
     optimizer_arguments = _class_arguments(call_nodes, optimizer_class, variables) or {}
     is_fused = optimizer_arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
@@ -325,13 +327,13 @@ def _step_settings(
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
     for config_name in PARALLEL_CONFIGS:
         if module_arguments.get(config_name) is not None:
-            reader.unknown[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
+            reader.unknown_arguments[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
     float8_config = module_arguments.get("float8_config")
     if (
         float8_config is not None
         and (_class_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
     ):
-        reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
+        reader.unknown_arguments["float8_config"] = "its products are not modelled; bf16 is"
     step_settings |= _recompute_settings(reader, call_nodes, module_arguments, variables)
     if module_arguments.get("compile_model") is True:
         step_settings["compile"] = True
@@ -370,7 +372,7 @@ def _recompute_settings(
             "saves, " + ("an estimate" if abs(exact_period - layer_period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{layer_period}" if memory_budget < 0.5 else f"every:{layer_period}"}
-    reader.unknown["ac_config.mode"] = (
+    reader.unknown_arguments["ac_config.mode"] = (
         f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; "
         "--allow-unknown counts no recomputation, which needs more"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
@@ -89,13 +89,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         module_verb = command_line.program.removesuffix(".py").rpartition(".")[2]
         if module_verb == "train_kd":
-            raise reader.wrong(
+            raise reader.argument_error(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
         if module_verb not in LOSSES:
-            raise reader.wrong(f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}")
+            raise reader.argument_error(
+                f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}"
+            )
         arguments = {
-            _current_name(name): value for name, value in arguments_of(command_line.words, source_file.where).items()
+            _current_name(name): value
+            for name, value in arguments_of(command_line.words, source_file.name_in_errors).items()
         }
         known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         plain_data = plain_arguments(arguments, reader, known_names)
@@ -108,7 +111,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             settings |= _pair_settings(reader, plain_data, LOSSES[module_verb], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
-        reader.ignored += [argument for argument in plain_data if argument.partition(".")[0] in IGNORED_SECTIONS]
+        reader.ignored_arguments += [
+            argument for argument in plain_data if argument.partition(".")[0] in IGNORED_SECTIONS
+        ]
         return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 
 
@@ -129,7 +134,7 @@ def _current_name(flag_name: str) -> str:
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     for argument_name, (modelled_value, refusal_reason) in REFUSED.items():
         if config.get(argument_name, modelled_value) != modelled_value:
-            reader.unknown[f"--{argument_name}"] = refusal_reason
+            reader.unknown_arguments[f"--{argument_name}"] = refusal_reason
 
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
@@ -157,7 +162,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     """Returns the DeepSpeed config of the trained model."""
     dtype = reader.value(arguments, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
-        raise reader.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
+        raise reader.argument_error("--ds.param_dtype", f"{short_repr(dtype)}; expected bf16 or fp16")
     micro_batch = reader.integer(arguments, "train.micro_batch_size", 1)
     global_batch = reader.integer(arguments, "train.batch_size", 128)
     replica_count = max(1, (world_size or 1) // reader.integer(arguments, "ds.ring_attn_size", 1))
@@ -210,7 +215,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
         token_limit = reader.integer(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
         return token_limit
-    reader.longest_samples = True
+    reader.counts_longest_samples = True
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024
@@ -218,7 +223,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
     token_limit = reader.integer(config, "data.max_len", 2048)
     if ring_size > 1:
         if token_limit % ring_size:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "--ds.ring_attn_size", f"{ring_size}; expected a divisor of --data.max_len {token_limit}"
             )
         reader.notes.append(
@@ -247,8 +252,8 @@ def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout
         flags=_engine_flags(reader, config) if has_engine else {},
         sleeps_while_idle=engine_sleeps,
         is_own_process=True,
-        offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
-        reference=_reference_model(reader, config, rank_count),
+        offloaded_states=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
+        reference_model=_reference_model(reader, config, rank_count),
         critic_location=_critic_location(reader, config) if colocates_all else "none",
         sequences=sequence_count,
         tokens=sequence_length,

@@ -44,14 +44,14 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
-            raise reader.wrong(
+            raise reader.argument_error(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
             )
-        arguments = arguments_of(command_line.words, source_file.where)
+        arguments = arguments_of(command_line.words, source_file.name_in_errors)
         megatron_table: dict[str, Any] = {}
         for flag_name, argument_value in arguments.items():
             if flag_name[2:] in IGNORED:
-                reader.ignored.append(flag_name)
+                reader.ignored_arguments.append(flag_name)
             elif flag_name == "--moe-shared-expert-overlap":
                 reader.notes.append(f"{flag_name}: shared experts are counted without overlap, an estimate")
             else:
@@ -72,12 +72,12 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         if size_option == "--padded-vocab-size":
             megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size))
             return
-        raise reader.wrong(
+        raise reader.argument_error(
             "--patch-tokenizer-type",
             f"the vocabulary of {tokenizer_type[:60]} is in its files alone; expected its size as the last argument of "
             "the script, as in --launch 'FILE ARGUMENTS --padded-vocab-size 50304'",
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
-        raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
+        raise reader.argument_error("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
     extra_tokens = integer_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
     megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

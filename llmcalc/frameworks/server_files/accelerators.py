@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.hardware import accelerator_of_machine, accelerator_of_machine_family, find_hardware
 from ...sources.huggingface.family import field_names
 
@@ -86,5 +86,7 @@ def accelerator_count(count_value: Any, field_name: str) -> int | None:
     if re.fullmatch(r"[0-9]{1,4}", count_text):
         return int(count_text)
     if isinstance(count_value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", count_text):
-        raise InputError(f"{field_name}: {shown(count_value)}; expected a whole number of accelerators, at most 9,999")
+        raise InputError(
+            f"{field_name}: {short_repr(count_value)}; expected a whole number of accelerators, at most 9,999"
+        )
     return None

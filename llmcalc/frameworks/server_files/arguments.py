@@ -27,15 +27,15 @@ class ParsedArguments:
 
     model: the model's name, with its marks if it is unresolved; empty without one.
     values: the fields of the engine's flags → their values.
-    ignored: flags that change no memory.
-    unknown: flag → why it is not modelled.
+    ignored_flags: flags that change no memory.
+    unknown_flags: flag → why it is not modelled.
     notes: remarks on words that are left out.
     """
 
     model: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    unknown: dict[str, str] = field(default_factory=dict)
+    ignored_flags: list[str] = field(default_factory=list)
+    unknown_flags: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ def read_arguments(
     flags = flags_of_program(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
     parsed_arguments = ParsedArguments()
-    unknown_flags = parsed_arguments.unknown if allow_unknown else None
+    unknown_flags = parsed_arguments.unknown_flags if allow_unknown else None
     ignored_arguments = [
         word for flag, word in pairwise(command_words) if is_unset_variable(word) and not _takes_value(flag)
     ]
@@ -99,7 +99,7 @@ def read_arguments(
         for flag_field, flag_value in flag_values.items():
             flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
             if flag.is_memory_neutral and not flag.words:
-                parsed_arguments.ignored.append(flag.names[0])
+                parsed_arguments.ignored_flags.append(flag.names[0])
                 continue
             if flag_field not in typed_fields:
                 _require_resolved(flag, flag_value)
@@ -137,8 +137,11 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
         Flag((*server_program.model_flags, f"--{MODEL_FLAG}")),
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
-        *(Flag((idle_spelling,), is_memory_neutral=True) for idle_spelling in server_program.idle),
-        *(Flag((idle_spelling,), "switch", is_memory_neutral=True) for idle_spelling in server_program.idle_switches),
+        *(Flag((idle_spelling,), is_memory_neutral=True) for idle_spelling in server_program.ignored_flags),
+        *(
+            Flag((idle_spelling,), "switch", is_memory_neutral=True)
+            for idle_spelling in server_program.ignored_switches
+        ),
         *serving_engine.known_flags(),
     )
 

@@ -74,7 +74,7 @@ def servers_in_tables(
         yield from _compose_servers(config, server_finder, variables)
         return
     if is_llama_swap(config):
-        for container in servers_of_llama_swap(config, server_finder.where, variables):
+        for container in servers_of_llama_swap(config, server_finder.name_in_errors, variables):
             yield from server_finder.servers_in_words(container)
         return
     yaml_documents = config if isinstance(config, list) else [config]
@@ -130,7 +130,7 @@ def _compose_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a Docker Compose file."""
-    expand_variables = variable_expander(server_finder.where, variables)
+    expand_variables = variable_expander(server_finder.name_in_errors, variables)
     for service_name, service_table in config["services"].items():
         if not isinstance(service_table, Mapping):
             continue
@@ -142,15 +142,15 @@ def _compose_servers(
         volume_list = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
         devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
-            place=place_in_file,
+            place_in_file=place_in_file,
             words=tuple(
                 command_part
                 for field_key in ("entrypoint", "command")
-                for command_part in _command_words(expanded_fields[field_key], server_finder.where)
+                for command_part in _command_words(expanded_fields[field_key], server_finder.name_in_errors)
             ),
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
-            gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
+            gpus=_reserved_accelerators(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
                 folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
             },
@@ -248,8 +248,8 @@ def _inference_service_with_runtime(
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             merged_arguments = [
-                *_command_words(container.get("args"), server_finder.where),
-                *_command_words(model.get("args"), server_finder.where),
+                *_command_words(container.get("args"), server_finder.name_in_errors),
+                *_command_words(model.get("args"), server_finder.name_in_errors),
             ]
             merged_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
             merged_container = {
@@ -285,12 +285,12 @@ def _llm_inference_service(
         if pod_table:
             container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
-                place=place_in_file,
+                place_in_file=place_in_file,
                 words=("vllm", "serve", _hub_model(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
                 gpu=_node_accelerator(container_tables),
-                gpus=_accelerator_limit(container_tables, f"{server_finder.where}: {place_in_file}"),
+                gpus=_accelerator_limit(container_tables, f"{server_finder.name_in_errors}: {place_in_file}"),
                 sizes=_parallel_sizes(container_tables),
             )
             yield from server_finder.servers_in_words(container)
@@ -305,12 +305,15 @@ def _container_servers(
     """Yields the servers of a table and nested tables. outer_tables: enclosing tables, outermost first."""
     if len(outer_tables) > DEEPEST_NESTING:
         raise InputError(
-            f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST_NESTING} tables"
+            f"{server_finder.name_in_errors}: {place_in_file[:80]}: nested too deeply; expected at most "
+            f"{DEEPEST_NESTING} tables"
         )
     named_server = server_of_table(manifest_table)
     if named_server is not None:
         gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
-        yield from server_finder.servers_in_words(replace(named_server, place=_short_location(place_in_file), gpu=gpu))
+        yield from server_finder.servers_in_words(
+            replace(named_server, place_in_file=_short_location(place_in_file), gpu=gpu)
+        )
         return
     if (
         any(table_key in manifest_table for table_key in COMMAND_KEYS)
@@ -325,7 +328,7 @@ def _container_servers(
         if table_key in SKIPPED_KEYS:
             continue
         if table_key in YAML_TEXT_KEYS and isinstance(table_value, str):
-            table_value = parse_yaml(table_value, f"{server_finder.where}: {table_key}")
+            table_value = parse_yaml(table_value, f"{server_finder.name_in_errors}: {table_key}")
         inner_tables = table_value if isinstance(table_value, list) else [table_value]
         for i, inner_element in enumerate(inner_tables):
             if isinstance(inner_element, Mapping):
@@ -348,22 +351,22 @@ def _servers_of_container(
     command_words = [
         command_part
         for command_key in ("command", "modelCommand", "start_command", "args")
-        for command_part in _command_words(container_table.get(command_key), server_finder.where)
+        for command_part in _command_words(container_table.get(command_key), server_finder.name_in_errors)
     ]
     extra_arguments = env.get("VLLM_ADDITIONAL_ARGS", "")
     added_words = (
-        *_split_words(extra_arguments, server_finder.where),
+        *_split_words(extra_arguments, server_finder.name_in_errors),
         *(_adapter_flags(all_tables) if command_words else ()),
     )
     command_words = [_expand_container_variables(command_word, env) for command_word in (*command_words, *added_words)]
     image_name = container_table.get("image")
     container = Container(
-        place=_short_location(place_in_file),
+        place_in_file=_short_location(place_in_file),
         words=tuple(command_words),
         image=image_name if isinstance(image_name, str) else _container_image(all_tables),
         env=env,
         gpu=_node_accelerator(all_tables),
-        gpus=_accelerator_limit(all_tables, f"{server_finder.where}: {_short_location(place_in_file)}"),
+        gpus=_accelerator_limit(all_tables, f"{server_finder.name_in_errors}: {_short_location(place_in_file)}"),
         model=_hub_model(all_tables),
         engine=_implied_engine(all_tables) or engine_of_flags(command_words),
         sizes=_parallel_sizes(all_tables),

@@ -21,15 +21,16 @@ class ServerProgram(NamedTuple):
     model_flags: the flags that name the model.
     takes_model: whether the first word without a flag names the model.
     config_flags: the flags that name a configuration with further flags.
-    idle: flags of the program that are none of the engine, with a value. idle_switches: those without one.
-    images: parts of the names of its images.
-    entry: the command with which its image starts; empty if it starts none.
-    versions: pattern of the tags that are versions of the engine.
+    ignored_flags: flags of the program that are none of the engine, with a value. ignored_switches: those without one.
+    image_names: parts of the names of its images.
+    image_command: the command with which its image starts; empty if it starts none.
+    version_pattern: pattern of the tags that are versions of the engine.
     package: the name of its Python package.
-    fork_of: the engine whose commands it shares; empty for a program with its own.
-    variables: the beginning of environment variables that stand for its flags; empty for none.
-    daemon: the command of a process that serves the models which other commands name; empty without such a process.
-    download: the command that downloads a model for the daemon; empty for none.
+    forked_engine: the engine whose commands it shares; empty for a program with its own.
+    variable_prefix: the beginning of environment variables that stand for its flags; empty for none.
+    daemon_command: the command of a process that serves the models which other commands name; empty without such a
+        process.
+    download_command: the command that downloads a model for the daemon; empty for none.
     """
 
     engine: str
@@ -38,16 +39,16 @@ class ServerProgram(NamedTuple):
     model_flags: tuple[str, ...] = ("--model",)
     takes_model: bool = False
     config_flags: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
-    idle_switches: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
-    entry: str = ""
-    versions: str = r"v?(0\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)"
+    ignored_flags: tuple[str, ...] = ()
+    ignored_switches: tuple[str, ...] = ()
+    image_names: tuple[str, ...] = ()
+    image_command: str = ""
+    version_pattern: str = r"v?(0\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)"
     package: str = ""
-    fork_of: str = ""
-    variables: str = ""
-    daemon: str = ""
-    download: str = ""
+    forked_engine: str = ""
+    variable_prefix: str = ""
+    daemon_command: str = ""
+    download_command: str = ""
 
 
 REPOSITORY_FLAGS = ("-hf", "-hfr", "--hf-repo")
@@ -68,17 +69,17 @@ PROGRAMS = (
         model_flags=("--model", "--model-id", "--model-dir"),
         takes_model=True,
         config_flags=("--config",),
-        idle=(
+        ignored_flags=(
             "--backend", "--migration-limit", "--connector", "--disaggregation-mode", "--endpoint", "--namespace",
             "--discovery-backend", "--request-plane", "--event-plane", "--model-name", "--http-port",
             "--custom-jinja-template",
         ),
-        idle_switches=(
+        ignored_switches=(
             "--is-prefill-worker", "--is-decode-worker", "--enable-multimodal", "--multimodal-worker",
             "--enable-local-indexer", "--dyn-chat-processor",
         ),
-        images=("vllm",),
-        entry="vllm serve",
+        image_names=("vllm",),
+        image_command="vllm serve",
         package="vllm",
     ),
     ServerProgram(
@@ -88,43 +89,43 @@ PROGRAMS = (
         model_flags=("--model-path", "--model"),
         takes_model=True,
         config_flags=("--config",),
-        idle=(
+        ignored_flags=(
             "--migration-limit", "--endpoint", "--namespace", "--discovery-backend", "--request-plane", "--event-plane",
             "--dyn-tool-call-parser", "--dyn-reasoning-parser", "--router-policy",
             "--router-worker-startup-timeout-secs",
         ),
-        idle_switches=("--use-sglang-tokenizer", "--enable-local-indexer"),
-        images=("sglang",),
+        ignored_switches=("--use-sglang-tokenizer", "--enable-local-indexer"),
+        image_names=("sglang",),
         package="sglang",
     ),
     ServerProgram(
         engine="ik_llama.cpp",
         model_flags=("-m", "--model", *REPOSITORY_FLAGS),
-        images=("ik_llama", "ik-llama"),
-        entry="llama-server",
-        versions=r"b([0-9]+)",
-        fork_of="llama.cpp",
-        variables="LLAMA_ARG_",
+        image_names=("ik_llama", "ik-llama"),
+        image_command="llama-server",
+        version_pattern=r"b([0-9]+)",
+        forked_engine="llama.cpp",
+        variable_prefix="LLAMA_ARG_",
     ),
     ServerProgram(
         engine="llama.cpp",
         commands=("llama-server", "llama-cli", "llama.cpp/server", "llama serve"),
         modules=("llama_cpp.server",),
         model_flags=("-m", "--model", *REPOSITORY_FLAGS),
-        images=("llama.cpp", "llama-cpp", "llamacpp"),
-        entry="llama-server",
-        versions=r"(?:[a-z]+[0-9]*-)*(b[0-9]{3,6})",
-        variables="LLAMA_ARG_",
+        image_names=("llama.cpp", "llama-cpp", "llamacpp"),
+        image_command="llama-server",
+        version_pattern=r"(?:[a-z]+[0-9]*-)*(b[0-9]{3,6})",
+        variable_prefix="LLAMA_ARG_",
     ),
     ServerProgram(
         engine="ollama",
         commands=("ollama run",),
         takes_model=True,
-        images=("ollama",),
-        idle=("--keepalive",),
-        idle_switches=("--verbose",),
-        daemon="ollama serve",
-        download="ollama pull",
+        image_names=("ollama",),
+        ignored_flags=("--keepalive",),
+        ignored_switches=("--verbose",),
+        daemon_command="ollama serve",
+        download_command="ollama pull",
     ),
     ServerProgram(
         engine="tensorrt-llm",
@@ -133,7 +134,7 @@ PROGRAMS = (
         model_flags=("--model-path", "--model", "-m"),
         takes_model=True,
         config_flags=("--extra-llm-api-options", "--extra_llm_api_options", "--config", "--extra-engine-args"),
-        idle=(
+        ignored_flags=(
             "--cuda-graph-config", "--moe-config", "--print-iter-log", "--disable-overlap-scheduler",
             "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
             "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
@@ -142,9 +143,9 @@ PROGRAMS = (
             "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
             "--cuda-graph-batch-sizes", "--moe-backend", "--attention-backend", "--autotuner-enabled",
         ),
-        idle_switches=("--enable-layerwise-nvtx-marker", "--enable-autotuner", "--publish-events-and-metrics"),
-        images=("tensorrt-llm", "tensorrtllm", "trtllm"),
-        versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
+        ignored_switches=("--enable-layerwise-nvtx-marker", "--enable-autotuner", "--publish-events-and-metrics"),
+        image_names=("tensorrt-llm", "tensorrtllm", "trtllm"),
+        version_pattern=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
         package="tensorrt_llm",
     ),
     ServerProgram(
@@ -161,16 +162,16 @@ PROGRAMS = (
         engine="TGI",
         commands=("text-generation-launcher",),
         model_flags=("--model-id",),
-        images=("text-generation-inference",),
-        entry="text-generation-launcher",
+        image_names=("text-generation-inference",),
+        image_command="text-generation-launcher",
     ),
     ServerProgram(
         engine="LMDeploy",
         commands=("lmdeploy serve",),
         modules=("lmdeploy.serve",),
         takes_model=True,
-        images=("lmdeploy",),
-        entry="lmdeploy serve",
+        image_names=("lmdeploy",),
+        image_command="lmdeploy serve",
     ),
     ServerProgram(
         engine="MLX",
@@ -184,12 +185,12 @@ PROGRAMS = (
         commands=("aphrodite run",),
         modules=("aphrodite.endpoints.openai.api_server",),
         takes_model=True,
-        images=("aphrodite",),
-        entry="aphrodite run",
+        image_names=("aphrodite",),
+        image_command="aphrodite run",
     ),
     ServerProgram(engine="LM Studio", commands=("lms load",)),
     ServerProgram(engine="Lemonade", commands=("lemonade load", "lemonade run", "lemonade-server run")),
-    ServerProgram(engine="KoboldCpp", commands=("koboldcpp",), modules=("koboldcpp",), images=("koboldcpp",)),
+    ServerProgram(engine="KoboldCpp", commands=("koboldcpp",), modules=("koboldcpp",), image_names=("koboldcpp",)),
 )  # fmt: skip
 """The programs that start servers, in the end those of engines that are not modelled.
 
@@ -240,11 +241,11 @@ def server_start_of(
     server_program = program_of_image(image)
     if (
         server_program is not None
-        and server_program.entry
+        and server_program.image_command
         and not is_shell_command
         and (not command_words or command_words[0].startswith("-") or _is_model_name(command_words[0]))
     ):
-        return _server_start_at_word([*server_program.entry.split(), *command_words], 0, image)
+        return _server_start_at_word([*server_program.image_command.split(), *command_words], 0, image)
     return None
 
 
@@ -264,7 +265,11 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """
     image_name = re.sub(r"(?<![^/])[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
-        (program for program in PROGRAMS if any(image_name_part in image_name for image_name_part in program.images)),
+        (
+            program
+            for program in PROGRAMS
+            if any(image_name_part in image_name for image_name_part in program.image_names)
+        ),
         None,
     )
 
@@ -275,7 +280,7 @@ def version_of_image(image_name: str) -> str:
         return ""
     server_program = program_of_image(image_name)
     image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    tag_match = None if server_program is None else re.match(rf"{server_program.versions}(?![0-9.])", image_tag)
+    tag_match = None if server_program is None else re.match(rf"{server_program.version_pattern}(?![0-9.])", image_tag)
     return "" if tag_match is None else tag_match[1]
 
 
@@ -332,8 +337,8 @@ def _fork_of_program(server_program: ServerProgram, image_and_path: str, argumen
     image_and_path: container image and program path.
     """
     for fork_program in PROGRAMS:
-        if fork_program.fork_of == server_program.engine and (
-            any(image_name_part in image_and_path for image_name_part in fork_program.images)
+        if fork_program.forked_engine == server_program.engine and (
+            any(image_name_part in image_and_path for image_name_part in fork_program.image_names)
             or not _flags_of_fork(fork_program.engine, server_program.engine).isdisjoint(arguments)
         ):
             return fork_program

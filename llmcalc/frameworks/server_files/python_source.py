@@ -50,13 +50,13 @@ def servers_in_python(
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
-    syntax_tree = parse_python(source_text, server_finder.where)
+    syntax_tree = parse_python(source_text, server_finder.name_in_errors)
     syntax_nodes = list(ast.walk(syntax_tree))
     if len(syntax_nodes) > MOST_NODES:
         raise InputError(
-            f"{server_finder.where}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
+            f"{server_finder.name_in_errors}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
         )
-    module_evaluator = _Evaluator(syntax_tree, variables, server_finder.where)
+    module_evaluator = _Evaluator(syntax_tree, variables, server_finder.name_in_errors)
     server_count = 0
     engine_versions = engine_versions_in(source_text)
     for started_server in module_evaluator.servers(server_finder):
@@ -76,8 +76,8 @@ def servers_in_python(
             and str(modules_by_name.get(called_name, "")).split(".")[0] == ENGINE_CLASSES[called_name]
         ):
             raise InputError(
-                f"{server_finder.where}: line {node.lineno}: {called_name}(…) starts vLLM inside a program, whose "
-                "defaults are not those of a server; expected the flags beside --engine vllm"
+                f"{server_finder.name_in_errors}: line {node.lineno}: {called_name}(…) starts vLLM inside a program, "
+                "whose defaults are not those of a server; expected the flags beside --engine vllm"
             )
 
 
@@ -164,7 +164,9 @@ class _Evaluator:
                 argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
-                    yield from server_finder.servers_in_words(replace(named_server, place=f"line {call_node.lineno}"))
+                    yield from server_finder.servers_in_words(
+                        replace(named_server, place_in_file=f"line {call_node.lineno}")
+                    )
                     continue
                 for argument_node in call_node.args[:1]:
                     argument_value = self.evaluate(argument_node)
@@ -180,7 +182,7 @@ class _Evaluator:
         self, command_value: Any, container: Container, line_number: int, server_finder: ServerFinder
     ) -> Iterator[StartedServer]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
-        located_container = replace(container, place=f"line {line_number}")
+        located_container = replace(container, place_in_file=f"line {line_number}")
         if isinstance(command_value, str):
             script_container = replace(located_container, image="script")
             try:

@@ -143,10 +143,10 @@ def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[Laun
     """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in launched_servers:
-        server_text = repr(replace(server, place="", env={}, notes=()))
+        server_text = repr(replace(server, place_in_file="", env={}, notes=()))
         first_server = distinct_servers.setdefault(server_text, server)
         if first_server is not server:
-            copy_note = f"{server.place} starts the same server"
+            copy_note = f"{server.place_in_file} starts the same server"
             distinct_servers[server_text] = replace(first_server, notes=(*first_server.notes, copy_note))
     return list(distinct_servers.values())
 
@@ -262,7 +262,7 @@ def _read_server(
 ) -> LaunchedServer:
     """Returns a server with parsed flags. Raises `InputError` for an unmodelled engine."""
     server_start, container = started_server.start, started_server.container
-    server_location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
+    server_location = f"{name_in_errors}: {container.place_in_file}" if container.place_in_file else name_in_errors
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
         runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
@@ -307,30 +307,32 @@ def _read_server(
         model = container.model
     model = container.host_path(model)
     return LaunchedServer(
-        where=name_in_errors,
-        place=container.place,
+        name_in_errors=name_in_errors,
+        place_in_file=container.place_in_file,
         engine=engine_name,
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
-        values={**parallel_sizes, **environment_flags, **arguments.values},
+        flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,
-        ignored=tuple(arguments.ignored),
-        unknown=arguments.unknown,
+        ignored_flags=tuple(arguments.ignored_flags),
+        unknown_flags=arguments.unknown_flags,
         notes=tuple(arguments.notes),
     )
 
 
 def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not program.variables or not any(variable_name.startswith(program.variables) for variable_name in env):
+    if not program.variable_prefix or not any(
+        variable_name.startswith(program.variable_prefix) for variable_name in env
+    ):
         return
     flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
     for variable_name, variable_value in env.items():
-        if variable_name.startswith(program.variables):
-            flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")
+        if variable_name.startswith(program.variable_prefix):
+            flag_words = variable_name.removeprefix(program.variable_prefix).lower().replace("_", "-")
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             matched_flag = find_flag(flags_by_name, flag_spelling)
             is_switch = matched_flag is None or matched_flag.flag.kind == "switch"

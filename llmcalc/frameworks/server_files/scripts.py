@@ -37,7 +37,7 @@ _SERVERS = re.compile(
         sorted(
             {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
             | {re.escape(module.split(".")[0]) for program in PROGRAMS for module in program.modules}
-            | {re.escape(image) for program in PROGRAMS for image in program.images}
+            | {re.escape(image) for program in PROGRAMS for image in program.image_names}
         )
     )
 )
@@ -45,10 +45,13 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in a file's scripts and commands. where: the file's name in messages. scripts: number read."""
+    """Finds servers in a file's scripts and commands.
 
-    where: str
-    scripts: int = 0
+    name_in_errors: the file's name in messages. script_count: number read.
+    """
+
+    name_in_errors: str
+    script_count: int = 0
 
     def servers_in_script(
         self,
@@ -62,15 +65,15 @@ class ServerFinder:
 
         variables, arguments: those of the script. outer_container: what runs it, a container or the user's shell.
         """
-        self.scripts += 1
-        if self.scripts > MOST_SCRIPTS:
-            raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        shell_script = read_script(script_text, self.where, variables, arguments, outer_container.gpus)
+        self.script_count += 1
+        if self.script_count > MOST_SCRIPTS:
+            raise InputError(f"{self.name_in_errors}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
+        shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)
         daemon_environment = {
             name: variable_value
             for command_line in shell_script.commands
-            if any(_is_command(command_line.words, program.daemon) for program in PROGRAMS)
+            if any(_is_command(command_line.words, program.daemon_command) for program in PROGRAMS)
             for name, variable_value in _known_variables(command_line.env).items()
         }
         started_engines: set[str] = set()
@@ -79,21 +82,23 @@ class ServerFinder:
             command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
-            place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
+            place_of_line = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
             command_environment = {
                 **outer_container.env,
                 **shell_script.env(),
                 **daemon_environment,
                 **_known_variables(command_line.env),
             }
-            container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
+            container = replace(
+                outer_container, place_in_file=place_of_line, words=command_words, env=command_environment
+            )
             for started_server in self.servers_in_words(container, shell_script.written_files, nesting_depth, True):
                 started_engines.add(started_server.start.program.engine)
                 yield started_server.with_version_in_file(engine_versions)
             daemon_servers += _servers_of_daemon(command_words, container)
         if TRAINING_COMMAND.search(script_text) is None:
             yield from _daemon_servers_without_start(daemon_servers, started_engines)
-        yield from _modelfile_servers(shell_script, self.where, outer_container)
+        yield from _modelfile_servers(shell_script, self.name_in_errors, outer_container)
 
     def servers_in_words(
         self,
@@ -118,7 +123,7 @@ class ServerFinder:
             yield StartedServer(ServerStart(image_program, ()), container)  # to be refused by its name
         if depth > DEEPEST or not command_words:
             return
-        inner_container = container_of_command(command_words, container.place)
+        inner_container = container_of_command(command_words, container.place_in_file)
         if inner_container is not None:
             inner_environment = {**container.env, **inner_container.env}
             gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
@@ -153,10 +158,10 @@ def _is_command(command_words: Sequence[str], command_name: str) -> bool:
 def _servers_of_daemon(command_words: Sequence[str], container: Container) -> Iterator[StartedServer]:
     """Yields the server that a daemon's command starts, or the server of a model that the command downloads."""
     for program in PROGRAMS:
-        if _is_command(command_words, program.daemon):
+        if _is_command(command_words, program.daemon_command):
             yield StartedServer(ServerStart(program, ()), container)
-        elif _is_command(command_words, program.download):
-            download_end = command_words.index(program.download.partition(" ")[2]) + 1
+        elif _is_command(command_words, program.download_command):
+            download_end = command_words.index(program.download_command.partition(" ")[2]) + 1
             yield StartedServer(ServerStart(program, tuple(command_words[download_end:])), container)
 
 

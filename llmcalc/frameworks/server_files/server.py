@@ -17,7 +17,7 @@ ReadNamedFile: TypeAlias = Callable[[str], str]
 class Container:
     """A container or shell in a launch file, in which a command runs.
 
-    place: its place in the file for messages, such as `line 3` or `services.chat`.
+    place_in_file: its place in the file for messages, such as `line 3` or `services.chat`.
     words: the words of its command.
     image: the name of its image; empty for a shell.
     env: its environment variables.
@@ -29,7 +29,7 @@ class Container:
     mounts: folder in the container → the host's folder or file that it shows.
     """
 
-    place: str
+    place_in_file: str
     words: Sequence[str] = ()
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,41 +73,41 @@ class StartedServer:
 class LaunchedServer:
     """A server that a launch file starts.
 
-    where: the file's name in messages.
-    place: the server's place in the file.
+    name_in_errors: the file's name in messages.
+    place_in_file: the server's place in the file.
     engine: the word of `--engine`.
     version: the engine's version; empty if the file names none.
     target: the model's name; empty without one, with a mark before it if it is known only when the file runs.
-    values: flags of the engine by their fields, as the file writes them.
+    flag_values: flags of the engine by their fields, as the file writes them.
     env: environment variables of the server.
     hardware: the accelerator's name; empty if the file names none that is known.
     gpu: the accelerator as the file writes it.
     gpus: number of accelerators; None if the file does not say.
-    ignored: flags that change no memory.
-    unknown: flag → why it is not modelled. Empty unless unknown flags are allowed.
+    ignored_flags: flags that change no memory.
+    unknown_flags: flag → why it is not modelled. Empty unless unknown flags are allowed.
     notes: values that were assumed.
-    overridden: flag typed beside the file → its value, and the file's.
+    option_overrides: flag typed beside the file → its value, and the file's.
     """
 
-    where: str
-    place: str
+    name_in_errors: str
+    place_in_file: str
     engine: str
     version: str = ""
     target: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    flag_values: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     hardware: str = ""
     gpu: str = ""
     gpus: int | None = None
-    ignored: tuple[str, ...] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    ignored_flags: tuple[str, ...] = ()
+    unknown_flags: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
+    option_overrides: Mapping[str, OptionOverride] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
         """The file name, and the server's location in the file, for messages."""
-        return f"{self.where}: {self.place}" if self.place else self.where
+        return f"{self.name_in_errors}: {self.place_in_file}" if self.place_in_file else self.name_in_errors
 
     def data(self, program_name: str, engine_version: str, default_flags: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document.
@@ -115,21 +115,24 @@ class LaunchedServer:
         program_name: the engine's title. engine_version: version of the defaults. default_flags: flag → its default.
         """
         return {
-            "file": self.where,
+            "file": self.name_in_errors,
             "kind": self.engine,
-            "place": self.place,
+            "place": self.place_in_file,
             "program": program_name,
             "version": engine_version,
             "model": self.target or None,
             "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
             "overridden": {
-                flag_name: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
-                for flag_name, value_override in self.overridden.items()
+                flag_name: {
+                    "file": json_value_of(value_override.file_value),
+                    "option": json_value_of(value_override.option_value),
+                }
+                for flag_name, value_override in self.option_overrides.items()
             },
             "env": dict(self.env),
             "gpu": self.gpu or None,
             "gpus": self.gpus,
-            "ignored": list(self.ignored),
-            "unknown": dict(self.unknown),
+            "ignored": list(self.ignored_flags),
+            "unknown": dict(self.unknown_flags),
             "notes": list(self.notes),
         }

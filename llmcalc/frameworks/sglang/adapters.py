@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...ops import ExpertLinear, Linear
 from ..engines.rank import EngineRank
 
@@ -44,7 +44,7 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
     target_words = str(target_names).translate(SEPARATORS).split()
     unknown_targets = [word for word in target_words if word not in MATRICES_BY_TARGET and word != "all"]
     if unknown_targets or not target_words:
-        wrong_target = shown(unknown_targets[0] if unknown_targets else "")
+        wrong_target = short_repr(unknown_targets[0] if unknown_targets else "")
         raise InputError(
             f"--lora-target-modules {wrong_target}: is not modelled; expected all, or some of "
             f"{', '.join(MATRICES_BY_TARGET)}"

@@ -268,7 +268,7 @@ class SGLangServer(EngineServer):
     @property
     def max_running_requests(self) -> int | None:
         """The largest number of concurrent requests in all replicas; None without a limit."""
-        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.speculation.tokens else None
+        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.speculation.verified_tokens else None
         flag_value: int | None = self.flags.get("max_running_requests", default_requests)
         return flag_value
 
@@ -357,7 +357,7 @@ class SGLangServer(EngineServer):
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
         tokens = chunk_tokens
         if version_rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.tokens)
+            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.verified_tokens)
         reserved_gib = (
             512
             + 1.5 * max(tokens, 2048)
@@ -562,7 +562,9 @@ class SGLangServer(EngineServer):
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
         replicas, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
-            None if request_limit is None else max(1, request_limit // replicas), replicas, self.speculation.tokens
+            None if request_limit is None else max(1, request_limit // replicas),
+            replicas,
+            self.speculation.verified_tokens,
         )
 
     def state_pool_in_bytes(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
@@ -695,7 +697,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
-        assumed=server.assumed_flags,
+        assumed_flags=server.assumed_flags,
         settings={**server.settings, "max_running_requests": server.max_running_requests},
         layout=server.whole_layout,
         notes=tuple(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of, refused_flags
 from .newer_flags import NEWER_FLAGS
 
@@ -193,7 +193,7 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
                 flag_values[flags_by_name[flag_name].field_name] = flags_by_name[flag_name].read_value(setting)
             elif flag_name is None and key not in NEUTRAL_GRAPH_SETTINGS:
                 raise InputError(
-                    f"{GRAPH_CONFIG}: {shown('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "
+                    f"{GRAPH_CONFIG}: {short_repr('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "
                     f"expected {', '.join('.'.join(setting_path) for setting_path in GRAPH_SETTINGS)}"
                 )
     return flag_values

@@ -35,12 +35,12 @@ FLAG = "--speculative-draft-model-path"
 class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
-    tokens: drafted tokens that a request verifies at once; 0 without drafts.
+    verified_tokens: drafted tokens that a request verifies at once; 0 without drafts.
     with_mtp: whether the model's own modules draft. draft: the draft model; None without one, or if it is not counted.
     drafts_a_block: whether the draft proposes all tokens in one pass.
     """
 
-    tokens: int = 0
+    verified_tokens: int = 0
     with_mtp: bool = False
     draft: Preset | None = None
     drafts_a_block: bool = False

@@ -49,13 +49,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
-        arguments = arguments_of(words, source_file.where)
+        arguments = arguments_of(words, source_file.name_in_errors)
         config = plain_arguments(arguments, reader, READ - {"hf_checkpoint"})
         ignored = [name for name in config if name not in READ and name.startswith(IGNORED_BEGINNINGS)]
         reader.check_names(config, READ, ignored)
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
-            raise reader.wrong("--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another")
+            raise reader.argument_error(
+                "--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another"
+            )
         launch_settings, tokens = _actor_run(reader, config)
         is_supervised = config.get("loss_type") == "sft_loss"
         if not is_supervised:
@@ -74,12 +76,14 @@ def _tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of a rank's micro-batch at their most (slime/utils/data.py, `get_data_iterator`)."""
     if reader.flag(config, "use_dynamic_batch_size"):
         if config.get("max_tokens_per_gpu") is None:
-            raise reader.wrong("--max-tokens-per-gpu", "missing; --use-dynamic-batch-size needs it; expected a number")
+            raise reader.argument_error(
+                "--max-tokens-per-gpu", "missing; --use-dynamic-batch-size needs it; expected a number"
+            )
         return reader.integer(config, "max_tokens_per_gpu", 1)
     if config.get("rollout_max_response_len") is None:
-        raise reader.wrong("--rollout-max-response-len", "missing; expected the longest answer, or --seq")
+        raise reader.argument_error("--rollout-max-response-len", "missing; expected the longest answer, or --seq")
     prompt_tokens = reader.optional_integer(config, "rollout_max_prompt_len") or 0
-    reader.longest_samples = True
+    reader.counts_longest_samples = True
     return prompt_tokens + reader.integer(config, "rollout_max_response_len", 1)
 
 
@@ -95,7 +99,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     rank_tokens = _tokens(reader, config)
     ranks_of_replica = sizes["tensor_model"] * sizes["pipeline_model"] * cp
     if world_size % ranks_of_replica:
-        raise reader.wrong(
+        raise reader.argument_error(
             "--actor-num-gpus-per-node",
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )

@@ -158,8 +158,8 @@ class TensorRTLLMServer(EngineServer):
         hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
-            k, i, expert_h = experts.top_k, experts.width, experts.input_width
-            inner_width = max(inner_width, k * (max(2 * i, expert_h) + i + expert_h))
+            k, i, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+            inner_width = max(inner_width, k * (max(2 * i, expert_hidden_size) + i + expert_hidden_size))
         return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:
@@ -254,7 +254,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         max_model_len=max_seq_len,
         devices=server.device_count,
         block_size=block_tokens,
-        assumed=server.assumed_flags,
+        assumed_flags=server.assumed_flags,
         settings=server.settings,
         layout=server.layout,
         notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...costs.draft import check_draft, states_reader_of
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
 
@@ -45,7 +45,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     decoding_type = str(config.get("decoding_type", "")).lower()
     for key, unmodelled_value in UNMODELLED_KEYS.items():
         if str(config.get(key)).lower() == str(unmodelled_value).lower():
-            raise InputError(f"{FLAG}: {key}: {shown(config[key])} is not modelled; remove the key")
+            raise InputError(f"{FLAG}: {key}: {short_repr(config[key])} is not modelled; remove the key")
     model = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
     if decoding_type == "ngram":
         return Speculation()
@@ -59,10 +59,10 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if not decoding_type:
         raise InputError(f"{FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram")
     if decoding_type not in EAGLE_TYPES or not isinstance(model, str | Preset):
-        named_model = "" if model is None else f" with {shown(model)}"
+        named_model = "" if model is None else f" with {short_repr(model)}"
         raise InputError(
-            f"{FLAG}: decoding_type {shown(config.get('decoding_type'))}{named_model} is not modelled; expected MTP "
-            "without a model, Eagle3 with speculative_model, or NGram"
+            f"{FLAG}: decoding_type {short_repr(config.get('decoding_type'))}{named_model} is not modelled; expected "
+            "MTP without a model, Eagle3 with speculative_model, or NGram"
         )
     draft_model = read_draft(model, f"{FLAG}: speculative_model", "a folder or a hub id")
     if states_reader_of(draft_model.model) is None:

@@ -147,7 +147,7 @@ class ModelChunk(TrainingRun):
         training_config, program_inputs = self.training, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
         self.lowering.create_input_frames(self.program)
-        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(program_inputs[TOKENS])
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(program_inputs[TOKENS])
 
     def _initialize_stage(self) -> None:
         """Allocates the receive buffers of every micro-batch, before the first step."""

@@ -19,9 +19,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training_config = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
-    if training_config.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world:
+    if training_config.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world_size:
         raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
-    is_only_rank = training_run.layout.world == 1
+    is_only_rank = training_run.layout.world_size == 1
     training_config = replace(training_config, pages_states=is_only_rank)
     rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace_bytes)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)

@@ -140,7 +140,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
-            reader.longest_samples = True
+            reader.counts_longest_samples = True
             run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
             if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
                 run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses
@@ -185,7 +185,9 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
         return True
     generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
-        global_sequence_count = integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
+        global_sequence_count = (
+            integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
+        )
         generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // global_sequence_count)
     generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
     return accumulation_steps % (generation_steps * reader.integer(config, "num_iterations", 1)) != 0
@@ -196,7 +198,7 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     model_arguments = reader.table(config, "model_init_kwargs")
     for argument, argument_value in model_arguments.items():
         if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.unknown[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
+            reader.unknown_arguments[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
     return {
         **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
         **config,
@@ -212,7 +214,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     if loss in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
         return kto_settings(reader, run_settings)
     if loss == "sigmoid" and "loss_type" not in config:
-        loss = next((loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.where.lower()), loss)
+        loss = next(
+            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()), loss
+        )
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
             + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")

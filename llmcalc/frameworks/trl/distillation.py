@@ -36,7 +36,7 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, l
     teacher_name = str(arguments[TEACHER])[:200]
     for option_name in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
         if reader.flag(arguments, option_name):
-            raise reader.wrong(option_name, f"true; with {TEACHER} it is not modelled; expected false")
+            raise reader.argument_error(option_name, f"true; with {TEACHER} it is not modelled; expected false")
     loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3

@@ -96,13 +96,13 @@ DECIDING = field_names("""
 class NamedCall(NamedTuple):
     """A call in the file. name: the last component of the function's name. arguments: keyword → value.
 
-    first: the first positional argument; None without one.
+    first_argument: the first positional argument; None without one.
     node: the call in the syntax tree; None (default) for no call.
     """
 
     name: str
     arguments: Mapping[str, Any]
-    first: Any
+    first_argument: Any
     node: ast.Call | None = None
 
 
@@ -144,14 +144,14 @@ def _has_configuration(call_node: ast.Call) -> bool:
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        syntax_tree = parse_python(file_text, source_file.where)
+        syntax_tree = parse_python(file_text, source_file.name_in_errors)
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
         config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
         other_trainer = OTHER_TRAINERS.search(file_text)
         if other_trainer is not None and not any(call.name in TRAINERS for call in named_calls):
-            raise reader.wrong(
+            raise reader.argument_error(
                 f"{other_trainer[1]}Trainer",
                 "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
             )
@@ -160,7 +160,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         has_defaults = not any(map(_has_configuration, trainer_nodes))
         config_class = next(iter(config_classes), trl_config if has_defaults else "")
         if not config_class:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
         if len(config_classes) > 1:
@@ -192,14 +192,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             if has_unknown(value)
         }
         config = {name: value for name, value in config.items() if name not in unknown_arguments}
-        reader.unknown |= {
-            argument_name: _unknown_reason(argument, script_arguments, source_file.where)
+        reader.unknown_arguments |= {
+            argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
             for argument_name, argument in unknown_arguments.items()
             if argument_name in DECIDING
         }
-        reader.unknown |= {
+        reader.unknown_arguments |= {
             changed_name: reason
-            for changed_name, reason in model_changes.unknown.items()
+            for changed_name, reason in model_changes.unknown_arguments.items()
             if "RewardConfig" not in (config_class, trl_config)
             or not changed_name.endswith("ForSequenceClassification")
         }
@@ -214,9 +214,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         launched_run = embedding_run(launched_run, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launched_run,
-        unknown={**reader.unknown, **launched_run.unknown},
+        unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
         notes=(*launched_run.notes, *notes),
-        published_weights=keeps_published_weights(launched_run, config),
+        keeps_checkpoint_format=keeps_published_weights(launched_run, config),
     )
 
 
@@ -254,7 +254,7 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
     """Raises `InputError` for a typed argument that the Python file does not declare."""
     if script_arguments.undeclared_flag:
         declared_options = ", ".join(f"--{option_name}" for option_name in [*script_arguments.defaults][:6]) or "none"
-        raise reader.wrong(
+        raise reader.argument_error(
             script_arguments.undeclared_flag, f"no argument that the file declares; it declares {declared_options}"
         )
 
@@ -274,12 +274,12 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
-    model = trainer_arguments.get("model", trainer_call.first)
+    model = trainer_arguments.get("model", trainer_call.first_argument)
     loading_call = next((call for call in named_calls if call.name in LOADING_CALLS), None)
     if isinstance(model, str):
         loading_call = None
     elif loading_call is not None:
-        model = loading_call.first
+        model = loading_call.first_argument
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
     arguments |= {
         argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments

@@ -76,9 +76,9 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             ),
             **BASE_IN_4_BITS,
         }
-        reader.filled_in["load_in_4bit"] = True
+        reader.assumed_defaults["load_in_4bit"] = True
         run_settings |= fused_loss(reader)
-        reader.longest_samples = not training_table.get("packing")
+        reader.counts_longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND)
         return replace(trainer_launch(reader, {}, run_settings), stack=STACK)
 

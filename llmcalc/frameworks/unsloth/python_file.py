@@ -91,7 +91,7 @@ def is_python(file_text: str) -> bool:
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        syntax_tree = parse_python(file_text, source_file.where)
+        syntax_tree = parse_python(file_text, source_file.name_in_errors)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = constants(statements_of_module(syntax_tree))
@@ -100,7 +100,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
         )
         if model is None:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
         peft_arguments = _call_arguments(
@@ -111,7 +111,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if len(config_classes) > 1:
             reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
         if not class_name:
-            raise reader.wrong(
+            raise reader.argument_error(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
         config = (
@@ -122,7 +122,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             or {}
         )
         model_changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
-        reader.unknown |= model_changes.unknown
+        reader.unknown_arguments |= model_changes.unknown_arguments
         reader.notes += model_changes.notes
         config |= {argument: value for argument, value in model_changes.arguments.items() if argument == "optim"}
         has_standby = STANDBY.search(file_text) is not None
@@ -173,7 +173,7 @@ def _run_of_calls(
         run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapter_arguments is None:
         if not reader.flag(model, "full_finetuning"):
-            raise reader.wrong(
+            raise reader.argument_error(
                 "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
             )
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
@@ -188,13 +188,13 @@ def _run_of_calls(
     elif loss_name != "embedding":
         run_settings |= pair_settings(reader, loss_name, run_settings)
     if model.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
-        reader.score_labels = reader.integer(model, "num_labels", 2)
-    reader.longest_samples = loss_name == "grpo" or not config.get("packing")
+        reader.score_label_count = reader.integer(model, "num_labels", 2)
+    reader.counts_longest_samples = loss_name == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model.get("qat_scheme") is not None:
-        reader.unknown["qat_scheme"] = QUANTIZATION_AWARE
+        reader.unknown_arguments["qat_scheme"] = QUANTIZATION_AWARE
     loaded_name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
@@ -205,7 +205,7 @@ def _run_of_calls(
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
     if reader.flag(model, "fast_inference"):
         rollout = replace(rollout, **_shared_engine_settings(reader, model, is_standby))
-    return replace(launched_run, rollout=rollout, filled_in=dict(reader.filled_in))
+    return replace(launched_run, rollout=rollout, assumed_defaults=dict(reader.assumed_defaults))
 
 
 def _shared_engine_settings(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     for argument_name in SWITCHED_OFF:
         if peft_values.get(argument_name) is False:
-            reader.unknown[argument_name] = "adapters of all linear layers of the language model are counted"
+            reader.unknown_arguments[argument_name] = "adapters of all linear layers of the language model are counted"
     target_names = reader.value(peft_values, "target_modules", list(TARGETS))
     saved_names = peft_values.get("modules_to_save")
     if isinstance(target_names, list) and isinstance(saved_names or [], list):
@@ -331,7 +331,7 @@ def _call_arguments(
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
     unresolved_arguments = {argument for argument, value in arguments.items() if has_unknown(value)}
     for argument in sorted(DECIDING & unresolved_arguments):
-        reader.unknown[argument] = "is known only when the file runs"
+        reader.unknown_arguments[argument] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
@@ -81,7 +81,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
         if command_line.program not in (*TRAINERS, *sft_models):
-            raise reader.wrong(
+            raise reader.argument_error(
                 f"line {command_line.line}: {command_line.program}",
                 f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
@@ -102,7 +102,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
         )
         rollout = read_rollout(reader, config, parallel_run, uses_megatron)
-        reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
+        reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
         return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
 
 
@@ -113,7 +113,9 @@ def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) ->
     """
     model_engine = config.get("model_engine", "dp")
     if model_engine not in ("dp", "megatron"):
-        raise reader.wrong("model_engine", f"{shown(model_engine)} is not read; expected dp (FSDP) or megatron")
+        raise reader.argument_error(
+            "model_engine", f"{short_repr(model_engine)} is not read; expected dp (FSDP) or megatron"
+        )
     return (
         model_engine == "megatron"
         or config.get(f"{ACTOR}.strategy") == "megatron"
@@ -125,16 +127,16 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     settings = {}
     for override_key, override in overrides_by_key.items():
-        if is_unresolved(override) and override_key in DEVICES and reader.source.devices_typed:
+        if is_unresolved(override) and override_key in DEVICES and reader.source.has_typed_device_count:
             continue
         if is_unresolved(override) and override_key in DEVICES:
-            raise reader.wrong(override_key, f"{unresolved_reason(override)}, or expected --devices")
+            raise reader.argument_error(override_key, f"{unresolved_reason(override)}, or expected --devices")
         if (
             is_unresolved(override)
             and override_key.startswith(READ_SECTIONS)
             and not override_key.endswith(("path", "_dir", "_file"))
         ):
-            raise reader.wrong(override_key, unresolved_reason(override))
+            raise reader.argument_error(override_key, unresolved_reason(override))
         settings[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
     return settings
 
@@ -150,7 +152,7 @@ def _is_known_key(config_key: str, rollout: Rollout) -> bool:
 def _training_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
     world_size = reader.source.world_size
-    if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
+    if world_size is not None and reader.source.has_typed_device_count and not set(DEVICES) & set(config):
         return world_size
     return reader.device_count_of_nodes(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
@@ -163,7 +165,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
         tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
         return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
-    reader.longest_samples = True
+    reader.counts_longest_samples = True
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
@@ -172,7 +174,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
             1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
     if config.get(size_key) is None:
-        raise reader.wrong(size_key, "missing; expected it, or use_dynamic_bsz=True")
+        raise reader.argument_error(size_key, "missing; expected it, or use_dynamic_bsz=True")
     return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
@@ -196,12 +198,12 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         settings["norm"] = "fused"
     settings |= _loss_settings(reader, config)
     if reader.flag(config, f"{ACTOR}.calculate_sum_pi_squared"):
-        reader.unknown[f"{ACTOR}.calculate_sum_pi_squared"] = "it is modelled without"
+        reader.unknown_arguments[f"{ACTOR}.calculate_sum_pi_squared"] = "it is modelled without"
     for argument_name in ("entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
             reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
     if config.get(f"{MODEL}.lora.rank") not in (None, 0):
-        raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
+        raise reader.argument_error(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
         target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
@@ -239,7 +241,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
     fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.wrong(f"{ACTOR}.strategy", f"{shown(fsdp_strategy)}; expected fsdp, fsdp2 or megatron")
+        raise reader.argument_error(
+            f"{ACTOR}.strategy", f"{short_repr(fsdp_strategy)}; expected fsdp, fsdp2 or megatron"
+        )
     fsdp_section = f"{ACTOR}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{fsdp_section}.{offload_key}"):
@@ -248,19 +252,21 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
             )
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
         if reader.flag(config, f"{OPTIMIZER}{offload_key}"):
-            reader.unknown[f"{OPTIMIZER}{offload_key}"] = "it is of Megatron-Core"
+            reader.unknown_arguments[f"{OPTIMIZER}{offload_key}"] = "it is of Megatron-Core"
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR}.ulysses_sequence_parallel_size", world_size)
     batch, tokens = _micro_batch_shape(reader, config, cp)
     if tokens % cp:
-        raise reader.wrong(
+        raise reader.argument_error(
             f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32, *BF16):
-        raise reader.wrong(f"{fsdp_section}.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
+        raise reader.argument_error(
+            f"{fsdp_section}.model_dtype", f"{short_repr(weight_format)}; expected fp32 or bf16"
+        )
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
@@ -274,7 +280,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count
     if world_size % shard_degree:
-        raise reader.wrong(f"{fsdp_section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
+        raise reader.argument_error(
+            f"{fsdp_section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices"
+        )
     layout = Layout(
         dp=world_size,
         zero=3 if world_size > 1 else 0,
@@ -288,7 +296,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
     if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
-        reader.unknown[f"{fsdp_section}.mixed_precision"] = (
+        reader.unknown_arguments[f"{fsdp_section}.mixed_precision"] = (
             "products in bf16 and sums in fp32 or bf16 alone are modelled"
         )
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
@@ -359,13 +367,13 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py)."""
     section_name = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
-        raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
+        raise reader.argument_error(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
     rank = config.get(f"{section_name}.rank")
     if rank in (None, 0):
         return {}
     adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
-        reader.unknown[f"{section_name}.type"] = f"{shown(adapter_type)[:40]} is not modelled; lora is"
+        reader.unknown_arguments[f"{section_name}.type"] = f"{short_repr(adapter_type)[:40]} is not modelled; lora is"
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...errors import shown
+from ...errors import short_repr
 from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table
 from ..megatron.named_model import COUNTED_ENDS, HOST_OPTIMIZER, STAGE_ENDS
@@ -57,4 +57,4 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
             key_note = f"{override_key}: {NOTED[short_key]}"
             reader.notes += [key_note] * (override_value not in ("alltoall",))
         elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
-            reader.unknown[override_key[:100]] = f"{shown(override_value)[:40]} is not modelled"
+            reader.unknown_arguments[override_key[:100]] = f"{short_repr(override_value)[:40]} is not modelled"

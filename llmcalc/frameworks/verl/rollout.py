@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..engines.registry import engine
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
@@ -52,10 +52,10 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         flags=flags,
         sleeps_while_idle=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
-        offloaded=frozenset(
+        offloaded_states=frozenset(
             states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{section_kind}.{name}")
         ),
-        reference=_reference_model(reader, config, layout, is_megatron),
+        reference_model=_reference_model(reader, config, layout, is_megatron),
         critic_location=_critic_location(reader, config, is_megatron),
         sequences=sequence_count,
         tokens=token_count,
@@ -73,7 +73,7 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
     """Returns the rollout engine's name and flags; an empty name for an unmodelled engine."""
     engine_name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
     if engine_name not in ENGINE_FLAGS:
-        reader.notes.append(f"{ROLLOUT}.name {shown(engine_name)}: not modelled; its memory is not counted")
+        reader.notes.append(f"{ROLLOUT}.name {short_repr(engine_name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, memory_share_flag, length_flag = ENGINE_FLAGS[engine_name]
     length_values = (
@@ -91,7 +91,9 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
     for size_key in DIVIDING:
         if config.get(f"{ROLLOUT}.{size_key}") not in (None, 1):
-            reader.unknown[f"{ROLLOUT}.{size_key}"] = "the engine's rollouts are modelled with tensor parallelism alone"
+            reader.unknown_arguments[f"{ROLLOUT}.{size_key}"] = (
+                "the engine's rollouts are modelled with tensor parallelism alone"
+            )
     return engine_name, flags | _engine_arguments(config, engine_name)
 
 

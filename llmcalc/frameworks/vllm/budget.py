@@ -276,7 +276,7 @@ class VLLMServer(VLLMSettings):
                 self.state_rules,
                 self.hardware,
                 self.flags,
-                self.speculation.tokens,
+                self.speculation.drafted_tokens,
                 self.block_size,
                 self.element_bytes,
             ),
@@ -418,7 +418,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         max_model_len=longest_tokens,
         devices=server.device_count,
         block_size=kv_pool.block_size,
-        assumed=server.assumed_flags,
+        assumed_flags=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
         most_sequences=fullest_stage.block_count
@@ -483,7 +483,7 @@ def _server_notes(server: VLLMServer) -> list[str]:
         server_notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         server_notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
-    if server.speculation.tokens:
+    if server.speculation.drafted_tokens:
         server_notes.append(
             "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"
         )

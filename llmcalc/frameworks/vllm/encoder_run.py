@@ -14,7 +14,7 @@ from ...components.inputs.base import EncodedInput, ImageRule
 from ...components.inputs.smart_resize import SmartResize
 from ...components.inputs.token_budget import TokenBudget
 from ...components.towers.vision import VisionTower
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from .versions import VideoFrames, VideosAsImages
 
@@ -92,7 +92,7 @@ def image_limit(inputs_per_prompt: Mapping[str, Any]) -> int:
     """Returns the largest number of images per request (`--limit-mm-per-prompt`). Raises `InputError`."""
     image_count = input_limit(inputs_per_prompt.get("image", DEFAULT_IMAGE_LIMIT))
     if isinstance(image_count, bool) or not isinstance(image_count, int) or not 0 <= image_count <= 10**6:
-        raise InputError(f"--limit-mm-per-prompt: image: {shown(image_count)}; expected a whole number")
+        raise InputError(f"--limit-mm-per-prompt: image: {short_repr(image_count)}; expected a whole number")
     return image_count
 
 
@@ -173,7 +173,7 @@ def encoder_run(
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
     image_tokens = largest_image.tokens - timestamp_tokens
-    image_patches = largest_image.parts * largest_image.rows * largest_image.columns
+    image_patches = largest_image.tile_or_clip_count * largest_image.rows * largest_image.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
         images_per_input = encoder_request.videos_as_images.frames
@@ -240,14 +240,16 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
     processor_limits = dict(processor_settings)
     size_settings = processor_limits.pop("size", {})
     if not isinstance(size_settings, Mapping):
-        raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
+        raise InputError(
+            f"--mm-processor-kwargs: size: {short_repr(size_settings)}; expected a table with longest_edge"
+        )
     most_pixels = processor_limits.pop("max_pixels", size_settings.get("longest_edge"))
     min_pixels = processor_limits.pop("min_pixels", None)
     if isinstance(image_resizing, TokenBudget) and "max_soft_tokens" in processor_limits:
         image_tokens = processor_limits.pop("max_soft_tokens")
         if isinstance(image_tokens, bool) or image_tokens not in SOFT_TOKENS:
             raise InputError(
-                f"--mm-processor-kwargs: max_soft_tokens: {shown(image_tokens)}; expected one of "
+                f"--mm-processor-kwargs: max_soft_tokens: {short_repr(image_tokens)}; expected one of "
                 f"{', '.join(map(str, SOFT_TOKENS))}"
             )
         image_resizing = image_resizing.model_copy(update={"max_tokens": image_tokens})
@@ -255,7 +257,7 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
         processor_limits.pop(limit_name)
     if processor_limits or (most_pixels is not None and not isinstance(image_resizing, SmartResize)):
         raise InputError(
-            f"--mm-processor-kwargs: {shown(next(iter(processor_limits), 'max_pixels'))} is not modelled for this "
+            f"--mm-processor-kwargs: {short_repr(next(iter(processor_limits), 'max_pixels'))} is not modelled for this "
             "model; remove the key"
         )
     if not isinstance(image_resizing, SmartResize):
@@ -265,7 +267,9 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
         if pixel_limit is not None and (
             isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
         ):
-            raise InputError(f"--mm-processor-kwargs: {limit_name}: {shown(pixel_limit)}; expected a number of pixels")
+            raise InputError(
+                f"--mm-processor-kwargs: {limit_name}: {short_repr(pixel_limit)}; expected a number of pixels"
+            )
     changed_limits = {name: limit for name, limit in pixel_limits.items() if limit is not None}
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_resizing.min_pixels, most_pixels)

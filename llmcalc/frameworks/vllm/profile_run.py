@@ -77,8 +77,10 @@ class ProfileRun(NamedTuple):
             hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
             return int(tokens * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
-        k, i, expert_h = experts.top_k, experts.width, experts.input_width
-        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (max(2 * i, expert_h) + i + expert_h)
+        k, i, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (
+            max(2 * i, expert_hidden_size) + i + expert_hidden_size
+        )
 
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""

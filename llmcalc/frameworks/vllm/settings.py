@@ -14,7 +14,7 @@ from ...components.head import LMHead
 from ...components.mixers.indexer import Indexer
 from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
@@ -119,8 +119,8 @@ class VLLMSettings(EngineServer):
         config_model = None if config_path is None else known_model(config_path)
         if config_path is not None and (config_model is None or config_model.name != self.preset.name):
             raise InputError(
-                f"--hf-config-path {shown(config_path)}: is not the model {self.preset.name}; expected TARGET or --set "
-                "PATH=VALUE of llmcalc in its place"
+                f"--hf-config-path {short_repr(config_path)}: is not the model {self.preset.name}; expected TARGET or "
+                "--set PATH=VALUE of llmcalc in its place"
             )
         if self.speculation.draft is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
@@ -191,7 +191,7 @@ class VLLMSettings(EngineServer):
                 f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
                 f"head{'s' * (key_head_count > 1)} of keys"
             )
-        if self.speculation.tokens:
+        if self.speculation.drafted_tokens:
             raise InputError("--decode-context-parallel-size: with drafted tokens is not modelled; remove one of them")
 
     @property
@@ -209,12 +209,12 @@ class VLLMSettings(EngineServer):
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
             raise InputError(
-                f"--kv-transfer-config: the connector {shown(kv_connector)} is not modelled; expected one of "
+                f"--kv-transfer-config: the connector {short_repr(kv_connector)} is not modelled; expected one of "
                 f"{', '.join(CPU_CONNECTORS)}"
             )
         unknown_keys = sorted(set(self.compilation) - set(COMPILATION_KEYS))
         if unknown_keys:
-            raise InputError(f"--compilation-config: {shown(unknown_keys[0])} is not modelled; remove the key")
+            raise InputError(f"--compilation-config: {short_repr(unknown_keys[0])} is not modelled; remove the key")
 
     @property
     def compilation(self) -> Mapping[str, Any]:
@@ -418,7 +418,9 @@ class VLLMSettings(EngineServer):
         """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
-        uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        uses_ngrams = (
+            self.speculation.drafted_tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        )
         is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
         batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
         return batch_count * self.max_num_batched_tokens
@@ -435,7 +437,7 @@ class VLLMSettings(EngineServer):
     @property
     def decoded_tokens(self) -> int:
         """The tokens of a decoding step of all sequences, including drafted tokens."""
-        return self.max_num_seqs * (1 + self.speculation.tokens)
+        return self.max_num_seqs * (1 + self.speculation.drafted_tokens)
 
     @property
     def utilization(self) -> float:

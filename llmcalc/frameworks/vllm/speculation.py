@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...components.draft_heads import MedusaHeads, SpeculatorHeads
 from ...components.head import LMHead
 from ...costs.draft import check_draft, states_reader_of
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
 
@@ -37,11 +37,11 @@ UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization"
 class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
-    tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
+    drafted_tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
     draft: the draft model; None without one.
     """
 
-    tokens: int = 0
+    drafted_tokens: int = 0
     with_mtp: bool = False
     draft: Preset | None = None
 
@@ -57,7 +57,9 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         return NO_SPECULATION
     draft_tokens = speculative_config.get("num_speculative_tokens", 1)
     if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 0 < draft_tokens <= 1000:
-        raise InputError(f"{FLAG}: num_speculative_tokens: {shown(draft_tokens)}; expected a whole number up to 1,000")
+        raise InputError(
+            f"{FLAG}: num_speculative_tokens: {short_repr(draft_tokens)}; expected a whole number up to 1,000"
+        )
     drafting_method, model = speculative_config.get("method"), speculative_config.get("model")
     if drafting_method is None:
         drafting_method = "ngram" if model == "[ngram]" else "draft_model" if model else None
@@ -71,8 +73,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if str(drafting_method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"{FLAG}: method {shown(drafting_method)}: llmcalc counts no modules of multi-token prediction of this "
-                "model; expected ngram, or a draft model"
+                f"{FLAG}: method {short_repr(drafting_method)}: llmcalc counts no modules of multi-token prediction of "
+                "this model; expected ngram, or a draft model"
             )
         return Speculation(draft_tokens, with_mtp=True)
     if drafting_method in STATE_METHODS and model is None:
@@ -82,7 +84,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         )
     if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
-            f"{FLAG}: method {shown(drafting_method)}{'' if model is None else f' with {shown(model)}'} is not "
+            f"{FLAG}: method {short_repr(drafting_method)}{'' if model is None else f' with {short_repr(model)}'} is "
+            "not "
             f"modelled; expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)

@@ -23,15 +23,15 @@ class ElementwiseOperations(ViewOperations):
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors."""
-        return record(self.graph, "add", (a, b), self.like(a, b), lambda g, _: (g, g))
+        return record(self.graph, "add", (a, b), self.new_like(a, b), lambda g, _: (g, g))
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
         """Subtracts b from a."""
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            return output_gradient, self.like(output_gradient) if needs_input_grad[1] else None
+            return output_gradient, self.new_like(output_gradient) if needs_input_grad[1] else None
 
-        return record(self.graph, "sub", (a, b), self.like(a, b), backward)
+        return record(self.graph, "sub", (a, b), self.new_like(a, b), backward)
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds b to a in place."""
@@ -40,16 +40,16 @@ class ElementwiseOperations(ViewOperations):
 
     def add_number(self, x: Tensor) -> Tensor:
         """Adds a number to x."""
-        return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
+        return record(self.graph, "add", (x,), self.new_like(x), lambda g, _: (g,))
 
     def scale_in_place(self, x: Tensor) -> Tensor:
         """Multiplies or divides x in place by a number."""
         x_after_write = Tensor(x.shape, x.dtype, x.storage, x.strides)
-        return record(self.graph, "div_", (x,), x_after_write, lambda g, _: (self.like(g),))
+        return record(self.graph, "div_", (x,), x_after_write, lambda g, _: (self.new_like(g),))
 
     def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
         """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
-        return record(self.graph, operation_name, (x,), self.like(x), lambda g, _: (self.like(g),))
+        return record(self.graph, operation_name, (x,), self.new_like(x), lambda g, _: (self.new_like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies two tensors."""
@@ -57,11 +57,11 @@ class ElementwiseOperations(ViewOperations):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return (
-                self.like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None,
-                self.like(output_gradient, saved_tensors[-1]) if needs_input_grad[1] else None,
+                self.new_like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None,
+                self.new_like(output_gradient, saved_tensors[-1]) if needs_input_grad[1] else None,
             )
 
-        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *operands_to_save)
+        return record(self.graph, "mul", (a, b), lambda: self.new_like(a, b), backward, *operands_to_save)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
         """Divides a by b."""
@@ -69,42 +69,42 @@ class ElementwiseOperations(ViewOperations):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             gradient_b = self._divisor_gradient(output_gradient, *saved_tensors) if needs_input_grad[1] else None
-            return self.like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None, gradient_b
+            return self.new_like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None, gradient_b
 
-        return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *operands_to_save)
+        return record(self.graph, "div", (a, b), lambda: self.new_like(a, b), backward, *operands_to_save)
 
     def _divisor_gradient(self, output_gradient: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """Computes −g · ((a / b) / b), the gradient of the divisor."""
-        quotient = self.like(a, b)
-        quotient_over_b, negated_gradient = self.like(quotient, b), self.like(output_gradient)
-        return self.like(negated_gradient, quotient_over_b)
+        quotient = self.new_like(a, b)
+        quotient_over_b, negated_gradient = self.new_like(quotient, b), self.new_like(output_gradient)
+        return self.new_like(negated_gradient, quotient_over_b)
 
     def square(self, x: Tensor) -> Tensor:
         """Squares each element. Any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            base_power = self.like(x)
-            doubled_power = self.like(base_power)
-            return (self.like(output_gradient, doubled_power),)
+            base_power = self.new_like(x)
+            doubled_power = self.new_like(base_power)
+            return (self.new_like(output_gradient, doubled_power),)
 
-        return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)
+        return record(self.graph, "pow", (x,), lambda: self.new_like(x), backward, x)
 
     def rsqrt(self, x: Tensor) -> Tensor:
-        output = self.like(x)
+        output = self.new_like(x)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            scaled_gradient, power = self.like(output_gradient), self.like(output)
-            return (self.like(scaled_gradient, power),)
+            scaled_gradient, power = self.new_like(output_gradient), self.new_like(output)
+            return (self.new_like(scaled_gradient, power),)
 
         return record(self.graph, "rsqrt", (x,), output, backward, output)
 
     def _with_gradient_from_output(self, operation_name: str, x: Tensor) -> Tensor:
         """Runs a function whose gradient is the output gradient times a factor of the saved output."""
-        output = self.like(x)
+        output = self.new_like(x)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            gradient_factor = self.like(output)
-            return (self.like(output_gradient, gradient_factor),)
+            gradient_factor = self.new_like(output)
+            return (self.new_like(output_gradient, gradient_factor),)
 
         return record(self.graph, operation_name, (x,), output, backward, output)
 
@@ -123,20 +123,20 @@ class ElementwiseOperations(ViewOperations):
             ]  # the first takes their conjunction in place
             return (self._masked_gradient(output_gradient, limit_masks[0]),)
 
-        return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
+        return record(self.graph, "clamp", (x,), lambda: self.new_like(x), backward, x)
 
     def absolute(self, x: Tensor) -> Tensor:
         """Returns |x|, whose gradient is multiplied by the sign of x."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            sign = self.like(x)
-            return (self.like(output_gradient, sign),)
+            sign = self.new_like(x)
+            return (self.new_like(output_gradient, sign),)
 
-        return record(self.graph, "abs", (x,), lambda: self.like(x), backward, x)
+        return record(self.graph, "abs", (x,), lambda: self.new_like(x), backward, x)
 
     def sign(self, x: Tensor) -> Tensor:
         """Returns the sign of x, whose gradient is zeros."""
-        return record(self.graph, "sign", (x,), lambda: self.like(x), self.new_gradient(x.shape))
+        return record(self.graph, "sign", (x,), lambda: self.new_like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
@@ -144,29 +144,29 @@ class ElementwiseOperations(ViewOperations):
                 self._minimum_gradient(output_gradient, a, b) if needs_grad else None for needs_grad in needs_input_grad
             )
 
-        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
+        return record(self.graph, "minimum", (a, b), lambda: self.new_like(a, b), backward, a, b)
 
     def _minimum_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Returns one operand's gradient of a minimum: half for equal operands, zero for the larger operand."""
-        is_equal, half_gradient = self.compare(a, b), self.like(output_gradient)
-        gradient = self.like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
+        is_equal, half_gradient = self.compare(a, b), self.new_like(output_gradient)
+        gradient = self.new_like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
         is_larger = self.compare(a, b)
         del is_larger
         return gradient
 
     def exp(self, x: Tensor) -> Tensor:
-        output = self.like(x)
-        return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
+        output = self.new_like(x)
+        return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.new_like(g, output),), output)
 
     def elementwise_function(self, operation_name: str, x: Tensor) -> Tensor:
         """Applies an elementwise function with a single gradient kernel."""
-        output = self.like(x)
+        output = self.new_like(x)
         if operation_name in SAVES_OUTPUT:
             return record(
-                self.graph, operation_name, (x,), output, lambda g, _, output: (self.like(g, output),), output
+                self.graph, operation_name, (x,), output, lambda g, _, output: (self.new_like(g, output),), output
             )
         assert operation_name in SAVES_INPUT, operation_name
-        return record(self.graph, operation_name, (x,), output, lambda g, _, x: (self.like(g, x),), x)
+        return record(self.graph, operation_name, (x,), output, lambda g, _, x: (self.new_like(g, x),), x)
 
     def logaddexp(self, a: Tensor, b: Tensor) -> Tensor:
         """Computes log(eᵃ + eᵇ)."""
@@ -177,14 +177,14 @@ class ElementwiseOperations(ViewOperations):
                 for needs_grad in needs_input_grad
             )
 
-        return record(self.graph, "logaddexp", (a, b), self.like(a, b), backward, a, b)
+        return record(self.graph, "logaddexp", (a, b), self.new_like(a, b), backward, a, b)
 
     def _logaddexp_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Computes g / (1 + exp(a − b)), the gradient of either operand."""
-        difference = self.like(a, b)
-        exponential = self.like(difference)
-        denominator = self.like(exponential)
-        return self.like(output_gradient, denominator)
+        difference = self.new_like(a, b)
+        exponential = self.new_like(difference)
+        denominator = self.new_like(exponential)
+        return self.new_like(output_gradient, denominator)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""
@@ -195,7 +195,7 @@ class ElementwiseOperations(ViewOperations):
 
     def compare(self, *tensors: Tensor) -> Tensor:
         """Compares tensors elementwise, or combines them logically, without a gradient."""
-        return self.like(*tensors, dtype=BOOL)
+        return self.new_like(*tensors, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Selects elements of a where the condition is true, otherwise of b."""
@@ -210,7 +210,7 @@ class ElementwiseOperations(ViewOperations):
             self.graph,
             "where",
             (a, b),
-            lambda: self.like(condition, a, b, dtype=result_type(a, b)),
+            lambda: self.new_like(condition, a, b, dtype=result_type(a, b)),
             backward,
             condition,
         )
@@ -218,12 +218,12 @@ class ElementwiseOperations(ViewOperations):
     def _masked_gradient(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition is true, and zeros from a separate tensor elsewhere."""
         zero_scalar = self.graph.new_tensor((), output_gradient.dtype)
-        return self.like(output_gradient, condition, zero_scalar, dtype=output_gradient.dtype)
+        return self.new_like(output_gradient, condition, zero_scalar, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs training dropout in one kernel, which first allocates a saved mask of one byte per element."""
-        mask, output = self.like(x, dtype=BOOL), self.like(x)
-        return record(self.graph, "dropout", (x,), output, lambda g, _, mask: (self.like(g),), mask)
+        mask, output = self.new_like(x, dtype=BOOL), self.new_like(x)
+        return record(self.graph, "dropout", (x,), output, lambda g, _, mask: (self.new_like(g),), mask)
 
     # --- reductions --------------------------------------------------------------------------------------------------
 

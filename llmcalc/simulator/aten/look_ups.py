@@ -52,7 +52,7 @@ class LookUpOperations(ProductOperations):
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             zero_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
-            return (zero_gradient if self.graph.adds_in_place else self.like(zero_gradient),)
+            return (zero_gradient if self.graph.adds_in_place else self.new_like(zero_gradient),)
 
         return backward
 
@@ -70,10 +70,12 @@ class LookUpOperations(ProductOperations):
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Sorts integers, and returns the sorted integers and the original indices."""
-        return self.like(x), self.graph.new_tensor(x.shape, INT64)
+        return self.new_like(x), self.graph.new_tensor(x.shape, INT64)
 
     def index_add(self, row_count: Number, new_values: Tensor, index: Tensor) -> Tensor:
         """Adds the rows of `new_values` at given indices to `row_count` zero rows."""
         zero_rows = self.graph.new_tensor((row_count, *new_values.shape[1:]), new_values.dtype)
         backward = self.new_gradient(new_values.shape)
-        return record(self.graph, "index_add", (new_values,), lambda: self.like(zero_rows), backward, index, new_values)
+        return record(
+            self.graph, "index_add", (new_values,), lambda: self.new_like(zero_rows), backward, index, new_values
+        )

@@ -21,7 +21,7 @@ class ViewOperations:
         """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
         return self.graph.new_tensor(shape, dtype)
 
-    def like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
+    def new_like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates the result of an elementwise operation."""
         first_tensor, *other_tensors = tensors
         shape, result_dtype = first_tensor.shape, first_tensor.dtype
@@ -249,7 +249,7 @@ class ViewOperations:
         def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new_tensor(shape, dtype, strides)
             slice_gradient = self.graph.new_tensor(slice_shape, dtype)
-            scaled_gradient = self.like(slice_gradient)
+            scaled_gradient = self.new_like(slice_gradient)
             del slice_gradient, scaled_gradient
             return (base_gradient,)
 
@@ -271,7 +271,7 @@ class ViewOperations:
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new_tensor(shape, output_gradient.dtype, strides)
             gradient = self.graph.new_tensor(x_shape, output_gradient.dtype)
-            slice_gradient = self.like(gradient) if needs_input_grad[0] else None
+            slice_gradient = self.new_like(gradient) if needs_input_grad[0] else None
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)
 

@@ -103,12 +103,12 @@ class RingAttentionKernels(EagerKernels):
         elif operation.options["tiled"]:
             AttentionKernels.do_repeat(self, operation)
         else:
-            x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
-            self.store_tensor(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
+            x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
+            self.store_tensor(operation.output_values[0], self.aten.repeat_interleave(x, heads // x.shape[2], 2))
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.ring is not None:
-            is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+            is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if (
                 self.choices.attention not in ("flash", "sdpa")
@@ -187,25 +187,25 @@ class AttentionOutputMerger:
     """Merges the outputs of ring attention's rounds in float32 (`_SDPAMerger`)."""
 
     def __init__(self, aten: Aten) -> None:
-        self.t = aten
+        self.aten = aten
         self.out: Tensor | None = None
         self.lse: Tensor | None = None
 
     def merge_round(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
         """Merges the output of one round. is_partial: whether the output covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
-        output = self.t.to(output, FLOAT32)
-        self._merge_block_output(output, self.t.unsqueeze(lse, -1), is_partial)
+        output = self.aten.to(output, FLOAT32)
+        self._merge_block_output(output, self.aten.unsqueeze(lse, -1), is_partial)
 
     def _merge_block_output(self, block_out: Tensor, block_lse: Tensor, is_half_block: bool) -> None:
-        aten = self.t
+        aten = self.aten
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
         lse = first_half_of_rows(aten, self.lse) if is_half_block else self.lse
         output = first_half_of_rows(aten, self.out) if is_half_block else self.out
-        output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
-        lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
+        output = aten.new_like(output, self._merge_weights(output, lse, block_out, block_lse))
+        lse = aten.new_like(lse, aten.new_like(aten.new_like(lse, block_lse)))
         if is_half_block:
             self.lse = partial_update(aten, self.lse)
             self.out = partial_update(aten, self.out)
@@ -213,15 +213,15 @@ class AttentionOutputMerger:
             self.lse, self.out = lse, output
 
     def _merge_weights(self, output: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
-        aten = self.t
-        weight = aten.like(aten.like(block_lse, lse))
-        return aten.like(weight, aten.like(output, block_out))
+        aten = self.aten
+        weight = aten.new_like(aten.new_like(block_lse, lse))
+        return aten.new_like(weight, aten.new_like(output, block_out))
 
     def merged_results(self) -> tuple[Tensor, Tensor]:
         """Returns the output in the requested number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
-        merged_output = self.t.to(self.out, self.dtype)
+        merged_output = self.aten.to(self.out, self.dtype)
         return merged_output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
@@ -243,11 +243,11 @@ class RingKernels:
         self.graph: AutogradGraph = autograd_graph
         self.ring: ContextParallelRing = ring
         self.allocates_workspace: bool = allocates_workspace
-        self.t: Aten = Aten(autograd_graph)
+        self.aten: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Runs the forward pass of ring attention (torch's `_templated_ring_attention`)."""
-        aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
+        aten, (rank, ring_size) = self.aten, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = AttentionOutputMerger(aten)
         rotater = KeyValueRotater(self.graph, ring_size, self.ring.uses_all_gather)
@@ -280,8 +280,8 @@ class RingKernels:
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
         """Runs the backward pass of ring attention (torch's `_templated_ring_attention_backward`)."""
-        aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
-        grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
+        aten, (rank, ring_size) = self.aten, (self.ring.rank, self.ring.ranks)
+        grad_query, grad_key, grad_value = (aten.new_like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)
         kv_rotater = KeyValueRotater(self.graph, ring_size, self.ring.uses_all_gather)
         dkv_rotater = KeyValueRotater(self.graph, ring_size, uses_all_gather=False)
@@ -316,7 +316,7 @@ class RingKernels:
 
     def _flash_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """Runs flash attention's backward kernel, which on a GPU accumulates dQ in float32."""
-        gradients = [self.t.like(x) for x in (q, k, v)]
+        gradients = [self.aten.new_like(x) for x in (q, k, v)]
         if self.allocates_workspace:
             fp32_query_gradient = self.graph.new_tensor(q.shape, FLOAT32)
             logsumexp = self.graph.new_tensor(q.shape[:-1], FLOAT32)
@@ -325,11 +325,11 @@ class RingKernels:
 
     def _copy_second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
-        return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
+        return self.aten.contiguous(self.aten.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
     def _join_keys_and_values(self, key: Tensor, value: Tensor) -> Tensor:
         """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""
-        return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
+        return self.aten.cat([self.aten.flatten(key), self.aten.flatten(value)], 0)
 
 
 def _split_keys_and_values(kv_buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:

@@ -133,16 +133,23 @@ class DTensorKernels(EagerKernels):
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.placement_tracker is not None
         for step_name, operation in named_steps(program.root.items):
-            makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
-            if not operation.outs or (operation.weight is None and not makes_rows):
+            makes_rows = (
+                not operation.input_values
+                and bool(operation.output_values)
+                and has_tokens(operation.output_values[0].rows)
+            )
+            if not operation.output_values or (operation.weight is None and not makes_rows):
                 continue
-            is_divided_by_tokens = not operation.ins or any(map(self.is_sharded_by_tokens, operation.ins))
+            is_divided_by_tokens = not operation.input_values or any(
+                map(self.is_sharded_by_tokens, operation.input_values)
+            )
             refusal_reason = ""
             if is_divided_by_tokens and (
-                operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))
+                operation.weight is None
+                or not is_divided((*operation.weight.input_axes, *operation.weight.output_axes))
             ):
                 refusal_reason = "the plan of torch.distributed has no rule for it"
-            elif operation.ins and operation.ins[0].rows is not TOKENS:
+            elif operation.input_values and operation.input_values[0].rows is not TOKENS:
                 refusal_reason = "of an encoder it is not modelled"
             if refusal_reason:
                 raise InputError(f"--sequence-parallel: {step_name}: {refusal_reason}; expected no --sequence-parallel")
@@ -224,7 +231,11 @@ class DTensorKernels(EagerKernels):
         if self.choices.fake_quantization is not None:
             raise self.unsupported("--fake-quantize: on divided layers it is not modelled; expected --tp 1")
         output = super().linear_output(operation, x, weight, bias)
-        if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
+        if (
+            operation.weight is None
+            or not is_divided(operation.input_values[0].axes)
+            or is_divided(operation.output_values[0].axes)
+        ):
             return output
         # divided products read it
         if self.recurrence is not None and operation is not self.recurrence.output_projection:
@@ -246,7 +257,7 @@ class DTensorKernels(EagerKernels):
 
     def do_linear(self, operation: Step) -> None:
         super().do_linear(operation)
-        output_value = operation.outs[0]
+        output_value = operation.output_values[0]
         if not self.divides_loss and self.result is not None and output_value.storage is self.result.storage:
             if self.head is not None:
                 raise self.unsupported(
@@ -283,16 +294,16 @@ class DTensorKernels(EagerKernels):
     def run_step(self, operation: Step) -> None:
         if (
             operation.weight is not None
-            and operation.ins
-            and is_divided(operation.outs[0].axes)
-            and not self.is_from_earlier_pass(operation.ins[0])
+            and operation.input_values
+            and is_divided(operation.output_values[0].axes)
+            and not self.is_from_earlier_pass(operation.input_values[0])
         ):
             self._enter_parallel_region(operation)
         super().run_step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
         """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
-        recorded_value = operation.ins[0]
+        recorded_value = operation.input_values[0]
         if is_divided(recorded_value.axes):
             return
         x = self.tensor_of(recorded_value)
@@ -354,8 +365,8 @@ class DTensorKernels(EagerKernels):
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
-                and operation.ins[:1] == (module_scope.argument,)
-                and is_divided(operation.outs[0].axes)
+                and operation.input_values[:1] == (module_scope.argument,)
+                and is_divided(operation.output_values[0].axes)
             ):
                 self._enter_parallel_region(operation)
 
@@ -374,7 +385,7 @@ class DTensorKernels(EagerKernels):
 
     def unadapted_weight(self, operation: Step) -> Tensor:
         if self.recurrence is not None and operation is self.recurrence.output_projection:
-            self.recurrence.reduces_output = not is_divided(operation.ins[0].axes)
+            self.recurrence.reduces_output = not is_divided(operation.input_values[0].axes)
         return super().unadapted_weight(operation)
 
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -389,8 +400,8 @@ class DTensorKernels(EagerKernels):
         weight_axes: tuple[Any, ...] = ()
         if operation.weight is not None:
             weight_axes = (
-                *axes_with_concatenated_parts(operation.weight.ins),
-                *axes_with_concatenated_parts(operation.weight.out),
+                *axes_with_concatenated_parts(operation.weight.input_axes),
+                *axes_with_concatenated_parts(operation.weight.output_axes),
             )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not vocabulary_axes or vocabulary_axes[0].degree == 1:
@@ -440,7 +451,7 @@ class DTensorKernels(EagerKernels):
         """Runs `F.cross_entropy` under `loss_parallel` on logits [tokens, this rank's vocabulary]."""
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
-        x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
+        x = logits if self.graph.autocast is None else self.aten.to(logits, FLOAT32)
         output = self._log_softmax(x)
         log_probs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
         loss, total_weight = self._nll_loss_forward(log_probs)
@@ -515,7 +526,7 @@ def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[s
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)
-        elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
+        elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in NEVER_RUN:
             continue
         else:
             step_path = ".".join(filter(None, (path, scope_item.name)))
@@ -531,9 +542,11 @@ def check_equal_shards(program: RankFlow) -> None:
     for operation in program.root.steps():
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
-        if operation.outs and has_equal_shards(operation.outs[0].axes):
+        if operation.output_values and has_equal_shards(operation.output_values[0].axes):
             axes = (
-                axis for axis in axes_with_concatenated_parts(operation.outs[0].axes) if isinstance(axis, AxisShard)
+                axis
+                for axis in axes_with_concatenated_parts(operation.output_values[0].axes)
+                if isinstance(axis, AxisShard)
             )
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(

@@ -16,7 +16,7 @@ from .autograd_function import Optional, record_function
 
 def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:
     """Runs the forward pass of the causal convolution (cpp_functions.py:88)."""
-    return aten.like(x)
+    return aten.new_like(x)
 
 
 def causal_conv1d_bwd(
@@ -27,9 +27,9 @@ def causal_conv1d_bwd(
     dx: the tensor for x's gradient, if allocated.
     """
     if dx is None:
-        dx = aten.like(x)
-    dweight = aten.like(weight, dtype=FLOAT32)
-    dbias = None if bias is None else aten.like(bias, dtype=FLOAT32)
+        dx = aten.new_like(x)
+    dweight = aten.new_like(weight, dtype=FLOAT32)
+    dbias = None if bias is None else aten.new_like(bias, dtype=FLOAT32)
     _copy_to_strides(aten, x, dout)
     dweight = aten.to(dweight, weight.dtype)
     if dbias is not None and bias is not None:

@@ -44,7 +44,7 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
         chunk_count = x.shape[0] * ceil_div(x.shape[1], CHUNK)
         _y = aten.new_tensor(x.shape, x.dtype) if has_activation else None
-        dx = aten.like(x)
+        dx = aten.new_like(x)
         dw = aten.new_tensor((chunk_count, *weight.shape), FLOAT32)
         db = None if bias is None else aten.new_tensor((chunk_count, *bias.shape), FLOAT32)
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
@@ -90,7 +90,7 @@ def layer_norm_gated(
 
     with aten.graph.no_grad():
         flat_x, gate = flatten_rows(aten.contiguous(x)), flatten_rows(aten.contiguous(g))
-        y = aten.like(flat_x)
+        y = aten.new_like(flat_x)
         mean = None if bias is None else aten.new_tensor((flat_x.shape[0],), FLOAT32)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         y = aten.reshape(y, shape)
@@ -111,7 +111,7 @@ def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H
 
     with aten.graph.no_grad():
         flat_x = aten.flatten(aten.contiguous(x), 0, -2)
-        y = aten.like(flat_x)
+        y = aten.new_like(flat_x)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         y = aten.reshape(y, shape)
     return record_function(aten, "LayerNormFunction", (x, weight), y, backward, (flat_x, weight, rstd))
@@ -136,7 +136,7 @@ def rms_norm_linear(
 
     with aten.graph.no_grad():
         flat_x = aten.flatten(aten.contiguous(x), 0, -2)
-        y = aten.like(flat_x)
+        y = aten.new_like(flat_x)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         output = aten.linear(aten.reshape(y, shape), weight)
         del y
@@ -149,14 +149,14 @@ def _norm_linear_bwd(
     aten: Aten, x: Tensor, norm_weight: Tensor, accelerator: Accelerator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the norm's gradients, and its output again (fla/modules/layernorm.py, `layer_norm_bwd`)."""
-    dx, y = aten.new_tensor(x.shape, x.dtype), aten.like(x)
+    dx, y = aten.new_tensor(x.shape, x.dtype), aten.new_like(x)
     dw = aten.new_tensor((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
     return dx, y, aten.to(aten.sum(dw, 0), norm_weight.dtype)
 
 
 def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
     """Scales x to length 1, and returns the inverse length (fla/modules/l2norm.py:148)."""
-    return aten.like(x), aten.new_tensor(x.shape[:-1], FLOAT32)
+    return aten.new_like(x), aten.new_tensor(x.shape[:-1], FLOAT32)
 
 
 # --- what the delta rules share --------------------------------------------------------------------------------------
@@ -166,14 +166,14 @@ def _fwd_h(aten: Aten, k: Tensor, u: Tensor, heads: Number, head_size: Number) -
     """Computes the state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
     batch, tokens = k.shape[:2]
     h = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], head_size), k.dtype)
-    return h, aten.like(u)
+    return h, aten.new_like(u)
 
 
 def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
     batch, tokens = q.shape[:2]
     dh = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], head_size), q.dtype)
-    return dh, aten.like(dv)
+    return dh, aten.new_like(dv)
 
 
 def _sum_value_heads(aten: Aten, x: Tensor, heads: Number) -> Tensor:
@@ -187,7 +187,7 @@ def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Te
     Source: fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280.
     """
     row_count = g.shape[0] * g.shape[1]
-    dg = aten.like(g, dtype=FLOAT32)
+    dg = aten.new_like(g, dtype=FLOAT32)
     da = aten.new_tensor((ceil_div(row_count, 32), *a_log.shape), FLOAT32)
     dg = aten.to(dg, g.dtype)
     da = aten.to(aten.sum(da, 0), a_log.dtype)
@@ -200,7 +200,7 @@ def fused_recurrent(aten: Aten, v: Tensor) -> Tensor:
 
     Source: fla/ops/gated_delta_rule/fused_recurrent.py:181, fla/ops/kda/fused_recurrent.py.
     """
-    return aten.like(v)
+    return aten.new_like(v)
 
 
 FEW = 64
@@ -215,7 +215,7 @@ def _gdn_fwd(
     """Runs the forward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:256 and :30)."""
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.like(beta, dtype=FLOAT32) if computes_gates_in_kernel else beta
+    beta = aten.new_like(beta, dtype=FLOAT32) if computes_gates_in_kernel else beta
     o, g, a = _gdn_chunks(aten, k, v, g)
     return o, q, q_rstd, k, k_rstd, g, beta, a
 
@@ -224,11 +224,11 @@ def _gdn_chunks(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Te
     """Computes the gated delta rule's output, the summed decays, and the inverse triangular matrix of each chunk."""
     batch, tokens, _, head_size = k.shape
     heads = v.shape[2]
-    g = aten.like(g, dtype=FLOAT32)
+    g = aten.new_like(g, dtype=FLOAT32)
     a = aten.new_tensor((batch, tokens, heads, CHUNK), k.dtype)
-    _w, u = aten.new_tensor((batch, tokens, heads, head_size), k.dtype), aten.like(v)
+    _w, u = aten.new_tensor((batch, tokens, heads, head_size), k.dtype), aten.new_like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
-    return aten.like(v_new), g, a
+    return aten.new_like(v_new), g, a
 
 
 def _gdn_bwd(
@@ -247,13 +247,13 @@ def _gdn_bwd(
     gate: its input, A and bias, if the kernel computes it.
     """
     heads, head_size = v.shape[2], k.shape[3]
-    w, u = aten.new_tensor((*k.shape[:2], heads, head_size), k.dtype), aten.like(v)
+    w, u = aten.new_tensor((*k.shape[:2], heads, head_size), k.dtype), aten.new_like(v)
     _h, _v_new = _fwd_h(aten, k, u, heads, head_size)
-    dv = aten.like(do)
+    dv = aten.new_like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, heads, head_size)
     dq, dk, _dw, dg = _dqkwg(aten, q, k, g, w, accelerator)
     _dk2, dv, db, _dg2 = _wy_bwd(aten, k, v, g, beta)
-    dg = aten.like(dg)
+    dg = aten.new_like(dg)
     return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(aten, *gate)))
 
 
@@ -262,7 +262,7 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
     heads, head_size = k.shape[2:]
     dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
     dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
-    dw = aten.like(w)
+    dw = aten.new_like(w)
     if not are_equal(heads, w.shape[2]):
         dq = _sum_value_heads(aten, dq, heads)
         dk = _sum_value_heads(aten, dk, heads)
@@ -273,8 +273,8 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
 def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """Computes the gradients of k, v, β and decays through the WY factors (fla/ops/gated_delta_rule/wy_fast.py:298)."""
     batch, tokens, heads, head_size = k.shape
-    dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
-    dg, db = aten.like(g), aten.like(beta)
+    dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.new_like(v)
+    dg, db = aten.new_like(g), aten.new_like(beta)
     if not are_equal(heads, v.shape[2]):
         dk = _sum_value_heads(aten, dk, heads)
     return dk, dv, db, dg
@@ -304,9 +304,9 @@ def chunk_gated_delta_rule(
         if g_input is not None and a_log is not None and dt_bias is not None:
             gate = g_input, a_log, dt_bias
         dq, dk, dv, db, dg, *gate_gradients = _gdn_bwd(aten, q, k, v, g, beta, do, gate, accelerator)
-        dq = aten.like(q)
-        dk = aten.like(k)
-        db = db if gate is None else aten.like(beta_raw)
+        dq = aten.new_like(q)
+        dk = aten.new_like(k)
+        db = db if gate is None else aten.new_like(beta_raw)
         return dq, dk, dv, aten.to(dg, g.dtype), db, *(gate_gradients or (None, None))
 
     gates_in_kernel = a_log is not None
@@ -365,8 +365,8 @@ def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) 
     def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
         q, _, k, _, v, beta, _ = saved_tensors
         dq, dk, dv, db = _delta_bwd(aten, q, k, v, beta, aten.contiguous(do))
-        dq = aten.like(q)
-        dk = aten.like(k)
+        dq = aten.new_like(q)
+        dk = aten.new_like(k)
         return dq, dk, dv, db
 
     with aten.graph.no_grad():
@@ -382,21 +382,21 @@ def _delta_chunks(aten: Aten, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the output and the inverse triangular matrix of each chunk (fla/ops/delta_rule/chunk.py:17)."""
     heads, head_size = k.shape[2:]
     a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
-    a = aten.like(a, dtype=k.dtype)
-    _w, u = aten.like(k), aten.like(v)
+    a = aten.new_like(a, dtype=k.dtype)
+    _w, u = aten.new_like(k), aten.new_like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
-    return aten.like(v_new), a
+    return aten.new_like(v_new), a
 
 
 def _delta_bwd(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, do: Tensor) -> tuple[Tensor, ...]:
     """Runs the backward pass of the chunked delta rule (fla/ops/delta_rule/chunk.py:64)."""
     heads, head_size = k.shape[2:]
-    _w, u = aten.like(k), aten.like(v)
+    _w, u = aten.new_like(k), aten.new_like(v)
     _h, _v_new = _fwd_h(aten, k, u, heads, head_size)
-    dv = aten.like(do)
+    dv = aten.new_like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, heads, head_size)
-    dq, dk, _dw = aten.like(q), aten.like(k), aten.like(k)
-    _dk2, dv, db = aten.like(k), aten.like(v), aten.like(beta)
+    dq, dk, _dw = aten.new_like(q), aten.new_like(k), aten.new_like(k)
+    _dk2, dv, db = aten.new_like(k), aten.new_like(v), aten.new_like(beta)
     return dq, dk, dv, db
 
 
@@ -410,15 +410,15 @@ def fused_recurrent_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta
         q, _, k, _, u, beta = saved_tensors
         do = aten.contiguous(do)
         dq, dk, dv, db = _recurrent_delta_bwd(aten, q, k, u, beta)
-        dq = aten.like(q)
-        dk = aten.like(k)
+        dq = aten.new_like(q)
+        dk = aten.new_like(k)
         return dq, dk, dv, db
 
     with aten.graph.no_grad():
         q_in, k_in, v_in, beta_in = (aten.contiguous(x) for x in (q, k, v, beta))
         q_unit, q_rstd = _l2norm_fwd(aten, q_in)
         k_unit, k_rstd = _l2norm_fwd(aten, k_in)
-        o, u = aten.like(v_in, dtype=q.dtype), aten.like(v_in)
+        o, u = aten.new_like(v_in, dtype=q.dtype), aten.new_like(v_in)
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, u, beta_in
     return record_function(aten, "FusedRecurrentFunction", (q, k, v, beta), o, backward, saved_tensors)
 
@@ -453,15 +453,15 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g_gamma: Tensor) -> Sequence[Gradient]:
         do = aten.contiguous(do)
         _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
-        dq, dk = aten.like(q), aten.like(k)
-        return dq, dk, aten.like(do), None
+        dq, dk = aten.new_like(q), aten.new_like(k)
+        return dq, dk, aten.new_like(do), None
 
     with aten.graph.no_grad():
         log_decays = _retention_decays(aten, q)
         q_in, k_in, v_in = (aten.contiguous(x) for x in (q, k, v))
-        scaled_decays = aten.like(log_decays)
+        scaled_decays = aten.new_like(log_decays)
         h = _chunk_states(aten, k_in, v_in, k.dtype)
-        o = aten.like(v_in)
+        o = aten.new_like(v_in)
         del h
     saved_tensors = q_in, k_in, v_in, scaled_decays
     return record_function(aten, "ChunkSimpleGLAFunction", (q, k, v, log_decays), o, backward, saved_tensors)
@@ -470,9 +470,9 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _retention_decays(aten: Aten, q: Tensor) -> Tensor:
     """Computes the log decay of each head (fla/ops/retention/chunk.py:92)."""
     exponents = aten.new_tensor((q.shape[2],), FLOAT32)
-    exponents = aten.like(exponents)
-    exponents = aten.like(exponents)
-    return aten.like(exponents)
+    exponents = aten.new_like(exponents)
+    exponents = aten.new_like(exponents)
+    return aten.new_like(exponents)
 
 
 def chunk_gla(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
@@ -495,10 +495,10 @@ def chunk_gla(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
 def _gla_fwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs the forward pass of chunked gated linear attention (fla/ops/gla/chunk.py, `chunk_gla_fwd`)."""
-    g_sum = aten.like(g, dtype=FLOAT32)
+    g_sum = aten.new_like(g, dtype=FLOAT32)
     _h = _chunk_states(aten, k, v, k.dtype)
     a = _gla_scores(aten, k)
-    return aten.like(v), g_sum, a
+    return aten.new_like(v), g_sum, a
 
 
 def _gla_scores(aten: Aten, k: Tensor) -> Tensor:
@@ -516,13 +516,13 @@ def _gla_bwd(
 
     g_sum: the summed decays; None where the kernel computes them again.
     """
-    g_sum = aten.like(k, dtype=FLOAT32) if g_sum is None else g_sum
+    g_sum = aten.new_like(k, dtype=FLOAT32) if g_sum is None else g_sum
     _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
-    dv = aten.like(do)
+    dv = aten.new_like(do)
     _da = aten.new_tensor((*v.shape[:3], CHUNK), FLOAT32)
-    dq, dk = aten.like(q, dtype=FLOAT32), aten.like(k, dtype=FLOAT32)
-    dg = aten.like(g_sum)
-    return aten.like(dq), aten.like(dk), dv, dg
+    dq, dk = aten.new_like(q, dtype=FLOAT32), aten.new_like(k, dtype=FLOAT32)
+    dg = aten.new_like(g_sum)
+    return aten.new_like(dq), aten.new_like(dk), dv, dg
 
 
 def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional = None) -> Tensor:
@@ -576,11 +576,11 @@ def rotary_embedding(aten: Aten, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     def backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Gradient]:
         _dy = aten.contiguous(dy)
-        _copy = aten.like(_dy)
-        return aten.like(_dy), None, None
+        _copy = aten.new_like(_dy)
+        return aten.new_like(_dy), None, None
 
     with aten.graph.no_grad():
-        y = aten.like(aten.contiguous(x))
+        y = aten.new_like(aten.contiguous(x))
     return record_function(aten, "RotaryEmbeddingFunction", (x, cos, sin), y, backward, (cos, sin))
 
 
@@ -590,7 +590,7 @@ def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tenso
     with aten.graph.no_grad():
         _positions, inverse_frequencies = aten.new_tensor((tokens,), FLOAT32), aten.new_tensor((pair_count,), FLOAT32)
         for _ in range(4):
-            inverse_frequencies = aten.like(inverse_frequencies)
+            inverse_frequencies = aten.new_like(inverse_frequencies)
         angles = aten.new_tensor((tokens, pair_count), FLOAT32)
         cos = aten.to(aten.elementwise_function("cos", angles), template.dtype)
         return cos, aten.to(aten.elementwise_function("sin", angles), template.dtype)
@@ -606,11 +606,11 @@ def _kda_fwd(
     heads, head_size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.like(beta, dtype=FLOAT32) if gates_in_kernel else beta
-    g_sum = aten.like(g, dtype=FLOAT32)
+    beta = aten.new_like(beta, dtype=FLOAT32) if gates_in_kernel else beta
+    g_sum = aten.new_like(g, dtype=FLOAT32)
     aqk, akk, _w, u, _kg = _kda_intra_fwd(aten, k, v, heads)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
-    o = aten.like(v_new)
+    o = aten.new_like(v_new)
     return o, q, q_rstd, k, k_rstd, beta, g_sum, aqk, akk
 
 
@@ -625,7 +625,7 @@ def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Ten
 def _kda_w_u(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the WY factors w and u and the decayed keys of each chunk (fla/ops/kda/wy_fast.py:264)."""
     key_shape = *k.shape[:2], heads, k.shape[3]
-    w, u = aten.new_tensor(key_shape, k.dtype), aten.like(v)
+    w, u = aten.new_tensor(key_shape, k.dtype), aten.new_like(v)
     return w, u, aten.new_tensor(key_shape, k.dtype)
 
 
@@ -649,36 +649,36 @@ def _kda_bwd(
     value_heads = v.shape[2]
     if g_sum is None:
         assert gate is not None
-        g_sum = aten.like(gate[0], dtype=FLOAT32)
+        g_sum = aten.new_like(gate[0], dtype=FLOAT32)
     _w, u, kg = _kda_w_u(aten, k, v, value_heads)
-    _qg = aten.like(kg)
+    _qg = aten.new_like(kg)
     _h, _v_new = _fwd_h(aten, k, u, value_heads, head_size)
     _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK), FLOAT32)
-    dv = aten.like(do)
+    dv = aten.new_like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
     dq, dk, db, dg = _kda_intra_bwd(aten, dq, dk, beta, dg)
     if not are_equal(heads, value_heads):
         dq = _sum_value_heads(aten, dq, heads)
         dk = _sum_value_heads(aten, dk, heads)
-    dg = aten.like(dg)
+    dg = aten.new_like(dg)
     return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(aten, *gate)))
 
 
 def _kda_fused(aten: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
     """Computes the gradients of q, k, v, β, decays and chunk matrices in one kernel (fla/ops/kda/chunk_bwd.py:368)."""
     dq, dk = aten.new_tensor(g.shape, FLOAT32), aten.new_tensor(g.shape, FLOAT32)
-    dv, dg = aten.like(v), aten.like(g, dtype=FLOAT32)
-    db = aten.like(beta, dtype=FLOAT32)
-    return dq, dk, dv, db, dg, aten.like(a, dtype=FLOAT32)
+    dv, dg = aten.new_like(v), aten.new_like(g, dtype=FLOAT32)
+    db = aten.new_like(beta, dtype=FLOAT32)
+    return dq, dk, dv, db, dg, aten.new_like(a, dtype=FLOAT32)
 
 
 def _kda_intra_bwd(aten: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor) -> tuple[Tensor, ...]:
     """Adds gradients from inside each chunk to the gradients of q, k, β and decays (fla/ops/kda/chunk_intra.py:897)."""
     head_size = dq.shape[-1]
-    dq, dk = aten.like(dq), aten.like(dk)
+    dq, dk = aten.new_like(dq), aten.new_like(dk)
     db = aten.new_tensor((ceil_div(head_size, min(32, next_power_of_two(head_size))), *beta.shape), FLOAT32)
-    dg = aten.like(dg)
+    dg = aten.new_like(dg)
     return dq, dk, aten.sum(db, 0), dg
 
 
@@ -704,9 +704,9 @@ def chunk_kda(
         do = aten.contiguous(do)
         gate = None if a_log is None or dt_bias is None else (g_input, a_log, dt_bias)
         dq, dk, dv, db, dg, *gate_gradients = _kda_bwd(aten, q, k, v, beta, akk, do, g_sum, gate)
-        dq = aten.like(q)
-        dk = aten.like(k)
-        db = aten.like(beta_raw) if gate is not None else db
+        dq = aten.new_like(q)
+        dk = aten.new_like(k)
+        db = aten.new_like(beta_raw) if gate is not None else db
         return dq, dk, dv, aten.to(dg, g_input.dtype), aten.to(db, beta_raw.dtype), *(gate_gradients or (None, None))
 
     gates_in_kernel = a_log is not None

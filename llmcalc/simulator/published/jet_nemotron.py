@@ -17,9 +17,9 @@ def dynamic_conv(aten: Aten, x: Tensor, filters: Tensor) -> Tensor:
 
     def backward(_dy: Tensor, x: Tensor, filters: Tensor) -> Sequence[Gradient]:
         _dense = aten.contiguous(_dy)
-        return aten.like(x), aten.like(filters)
+        return aten.new_like(x), aten.new_like(filters)
 
     with aten.graph.no_grad():
         dense_x, dense_filters = aten.contiguous(x), aten.contiguous(filters)
-        y = aten.like(dense_x)
+        y = aten.new_like(dense_x)
     return record_function(aten, "DynamicConvTritonFunc", (x, filters), y, backward, (dense_x, dense_filters))

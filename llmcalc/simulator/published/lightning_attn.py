@@ -38,7 +38,7 @@ def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor)
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
         do = aten.contiguous(do)
-        return aten.like(q), aten.like(k), aten.like(v), None
+        return aten.new_like(q), aten.new_like(k), aten.new_like(v), None
 
     with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, slopes)]

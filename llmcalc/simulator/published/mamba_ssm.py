@@ -57,8 +57,8 @@ def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> t
 
     Returns the output, the states between chunks with their products, and the gated output.
     """
-    out_z = None if z is None else aten.like(z)
-    output = aten.like(delta)
+    out_z = None if z is None else aten.new_like(z)
+    output = aten.new_like(delta)
     chunk_states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
     return output, chunk_states, out_z
 
@@ -82,11 +82,11 @@ def _scan_bwd(
     Returns the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again.
     """
     if z is not None and dz is None:
-        dz = aten.like(z)
-    out_z = aten.like(output) if output is not None and z is not None and recompute_out_z else None
-    du, ddelta, da = aten.like(u), aten.like(delta), aten.like(a)
-    db, dc = aten.like(b, dtype=FLOAT32), aten.like(c, dtype=FLOAT32)
-    dd, dbias = aten.like(d), aten.like(delta_bias)
+        dz = aten.new_like(z)
+    out_z = aten.new_like(output) if output is not None and z is not None and recompute_out_z else None
+    du, ddelta, da = aten.new_like(u), aten.new_like(delta), aten.new_like(a)
+    db, dc = aten.new_like(b, dtype=FLOAT32), aten.new_like(c, dtype=FLOAT32)
+    dd, dbias = aten.new_like(d), aten.new_like(delta_bias)
     return du, ddelta, da, aten.to(db, b.dtype), aten.to(dc, c.dtype), dd, dbias, dz, out_z
 
 
@@ -187,7 +187,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         dout = _with_contiguous_rows(aten, dout)
         conv1d_out = causal_conv1d_fwd(aten, x)
         delta = _project_delta(aten, x_dbl, delta_proj_weight, batch)
-        dxz = aten.like(xz)
+        dxz = aten.new_like(xz)
         dx, dz = split_halves(aten, dxz)
         dout = aten.reshape(
             aten.transpose(aten.transpose(dout, 1, 2), 0, 1), (dout.shape[2], dout.shape[0] * dout.shape[1])
@@ -200,7 +200,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         flat_output = channels_first(aten, out_z)
         dout_proj_weight = aten.new_tensor(out_proj_weight.shape, dout.dtype)
         del flat_output
-        dx_dbl = aten.like(x_dbl)
+        dx_dbl = aten.new_like(x_dbl)
         db = aten.contiguous(tokens_first(aten, aten.select(db, 1)))
         del db  # copied into dx_dbl
         dc = aten.contiguous(tokens_first(aten, aten.select(dc, 1)))
@@ -331,10 +331,10 @@ def _combined_bwd(
     batch, tokens, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
     chunk_count, chunk_blocks = ceil_div(tokens, chunk_size), ceil_div(chunk_size, 32)
-    db = aten.like(b) if db is None else db
-    dc = aten.like(c) if dc is None else dc
-    ddt = aten.like(dt) if ddt is None else ddt
-    dt_in = aten.like(dt)
+    db = aten.new_like(b) if db is None else db
+    dc = aten.new_like(c) if dc is None else dc
+    ddt = aten.new_like(dt) if ddt is None else ddt
+    dt_in = aten.new_like(dt)
     _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk_size)
     _cb = _bmm_chunk_fwd(aten, c, chunk_size)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
@@ -343,9 +343,9 @@ def _combined_bwd(
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
         dd = aten.new_tensor((chunk_blocks, batch, chunk_count, heads, 1), FLOAT32)
-        dz = aten.like(z) if dz is None else dz
-        outz = aten.like(x) if recompute_output else output
-        dout = aten.like(dout)
+        dz = aten.new_like(z) if dz is None else dz
+        outz = aten.new_like(x) if recompute_output else output
+        dout = aten.new_like(dout)
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
     dstates = aten.new_tensor((batch, chunk_count, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
@@ -358,10 +358,10 @@ def _combined_bwd(
     dda_prev = aten.new_tensor((batch, heads, chunk_count, chunk_size), FLOAT32)
     _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
     _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk_size, chunk_size), 2)
-    _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
+    _dda_before = aten.new_like(aten.new_like(aten.new_like(dda_prev)))  # flip, cumsum, flip
     _dda = _sum_workspace(aten, (batch, heads, chunk_count, chunk_blocks, chunk_size), 3)
-    aten.like(dda_next)  # ddA_next + ddA_prev
-    dbias, da = aten.like(dt_bias, dtype=FLOAT32), aten.like(a, dtype=FLOAT32)
+    aten.new_like(dda_next)  # ddA_next + ddA_prev
+    dbias, da = aten.new_like(dt_bias, dtype=FLOAT32), aten.new_like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
 
 
@@ -371,7 +371,7 @@ def _chunk_scan_gradients(
     """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
     batch, heads, chunk_count, chunk_size = shape
     dd = aten.new_tensor((ceil_div(chunk_size, 32), batch, chunk_count, heads, 1), FLOAT32)
-    dx = aten.like(x) if dx is None else dx
+    dx = aten.new_like(x) if dx is None else dx
     ddt = aten.new_tensor(shape, FLOAT32)
     dd = aten.sum(aten.new_tensor((heads, 1), FLOAT32), -1)
     return dx, ddt, aten.to(dd, d.dtype)
@@ -380,8 +380,8 @@ def _chunk_scan_gradients(
 def _state_passing_bwd(aten: Aten, chunk_states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
     batch, chunk_count, heads, dim, state_size = chunk_states.shape
-    dstates = aten.like(dout, dtype=dtype)
-    states_copy = chunk_states if chunk_states.dtype is dtype else aten.like(chunk_states, dtype=dtype)
+    dstates = aten.new_like(dout, dtype=dtype)
+    states_copy = chunk_states if chunk_states.dtype is dtype else aten.new_like(chunk_states, dtype=dtype)
     return dstates, _sum_workspace(aten, (batch, heads, chunk_count, ceil_div(dim * state_size, 64)), 3), states_copy
 
 
@@ -489,9 +489,9 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         out_recompute = None if outproj_weight is None else aten.new_tensor((*row_shape, inner_width), output.dtype)
         z, u, dt = split_parts(zxbcdt)
         x, b, c = split_convolved(u)
-        dzxbcdt = aten.like(zxbcdt)
+        dzxbcdt = aten.new_like(zxbcdt)
         dz, du, ddt = split_parts(dzxbcdt)
-        dxbc = aten.like(u)
+        dxbc = aten.new_like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
         dx = _split_heads_by_size(aten, dim, dx)
         db = _split_heads_by_size(aten, state_size, db)
@@ -566,7 +566,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
 
 def _layer_norm_fwd(aten: Aten, x: Tensor, group_count: Number) -> tuple[Tensor, Tensor]:
     """Computes a grouped RMSNorm of x [rows, width], and 1 / RMS of each row and group (layernorm_gated.py:108)."""
-    return aten.like(x), aten.new_tensor((group_count * x.shape[0],), FLOAT32)
+    return aten.new_like(x), aten.new_tensor((group_count * x.shape[0],), FLOAT32)
 
 
 def _norm_weight_gradient(
@@ -584,7 +584,7 @@ def _norm_bwd(
 ) -> tuple[Tensor, Tensor]:
     """Computes the norm's gradients of x and weight, without the gate's gradient (layernorm_gated.py:272)."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
-    dx = aten.like(flat_x)
+    dx = aten.new_like(flat_x)
     return dx, _norm_weight_gradient(aten, flat_x, weight, group_count, accelerator)
 
 
@@ -602,8 +602,8 @@ def rmsnorm_fn(
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
         dy = flatten_rows(dy)
-        dx = aten.like(x)
-        dz = None if z is None else aten.like(z)
+        dx = aten.new_like(x)
+        dz = None if z is None else aten.new_like(z)
         dw = _norm_weight_gradient(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 

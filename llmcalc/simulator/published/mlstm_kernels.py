@@ -118,7 +118,7 @@ def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, 
     if tokens > 1:  # every token replaces the states
         states = _allocate_state_tensors(aten, k, v)
     _last_output = aten.new_tensor((batch, heads, v.shape[-1]), v.dtype)
-    return aten.like(v), states
+    return aten.new_like(v), states
 
 
 def _allocate_state_tensors(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
@@ -150,9 +150,9 @@ def _run_chunkwise(
         """Runs the backward kernels of chunkwise mLSTM (triton_xl_chunk/bw.py:26)."""
         dh = aten.contiguous(dh)
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk_size)
-        _dmemory = aten.like(_memory)
+        _dmemory = aten.new_like(_memory)
         _b, _a = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(input_gate.shape, FLOAT32)
-        dv, dk, dq = aten.like(v), aten.like(k), aten.like(q)
+        dv, dk, dq = aten.new_like(v), aten.new_like(k), aten.new_like(q)
         di, df = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(forget_gate.shape, FLOAT32)
         return dq, dk, dv, di, df
 

@@ -35,8 +35,8 @@ def rwkv_linear_attention(
     def backward(
         g: Tensor, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, _: Tensor
     ) -> Sequence[Gradient]:
-        g_decay = aten.like(decay, dtype=BFLOAT16 if dtype is BFLOAT16 else FLOAT32)
-        g_first, g_key, g_value = aten.like(time_first), aten.like(key), aten.like(value)
+        g_decay = aten.new_like(decay, dtype=BFLOAT16 if dtype is BFLOAT16 else FLOAT32)
+        g_first, g_key, g_value = aten.new_like(time_first), aten.new_like(key), aten.new_like(value)
         if dtype is FLOAT16:
             g = aten.to(g, FLOAT32)
         aten.contiguous(g)

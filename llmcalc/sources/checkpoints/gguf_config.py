@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from .header import Checkpoint
 
 KEYS = {
@@ -64,7 +64,7 @@ def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dic
         if metadata_value is None:
             continue
         if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
-            raise InputError(f"{architecture}.{metadata_key}: {shown(str(metadata_value))}; expected a number")
+            raise InputError(f"{architecture}.{metadata_key}: {short_repr(str(metadata_value))}; expected a number")
         config_fields[field] = metadata_value
     return config_fields
 
@@ -169,7 +169,7 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        architecture_text = shown(architecture) if isinstance(architecture, str) else "none"
+        architecture_text = short_repr(architecture) if isinstance(architecture, str) else "none"
         known_names = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..bounded import read_bytes, require_few_elements
 from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
@@ -228,7 +228,7 @@ def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
         raise InputError(f"{error_location}: weight_map: {len(shard_names):,} files; expected at most {MOST_SHARDS:,}")
     for shard in shard_names:
         if Path(shard).name != shard:
-            raise InputError(f"{error_location}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
+            raise InputError(f"{error_location}: weight_map: {short_repr(shard)}; {_EXPECTED_MAP}")
     return weight_map
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
-from ...errors import InputError, shown, similar_name
+from ...errors import InputError, short_repr, similar_name
 from .unknown_fields import UnknownField, field_name_words
 
 IRRELEVANT = frozenset(
@@ -58,7 +58,7 @@ def is_json_integer(field_value: Any) -> TypeGuard[int]:
 def json_spelling(field_value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
-    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else shown(field_value)
+    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else short_repr(field_value)
 
 
 def is_number(field_value: Any) -> TypeGuard[int | float]:
@@ -87,8 +87,8 @@ class Config:
     unread_aliases: usual names in `aliases` that the family's class does not read; only the family's own name counts.
     fields_read: names of all fields that have been read.
     notes: remarks for the user.
-    unknown: fields that were never read, set by `finish`.
-    from_defaults: path of each size that the config leaves to its class → the default.
+    unknown_fields: fields that were never read, set by `finish`.
+    default_sizes: path of each size that the config leaves to its class → the default.
     """
 
     data: Mapping[str, Any]
@@ -100,8 +100,8 @@ class Config:
     unread_aliases: frozenset[str] = frozenset()
     fields_read: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    unknown: list[UnknownField] = field(default_factory=list)
-    from_defaults: dict[str, int] = field(default_factory=dict)
+    unknown_fields: list[UnknownField] = field(default_factory=list)
+    default_sizes: dict[str, int] = field(default_factory=dict)
     _names: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Names of a field → these with their aliases. A reader asks for most fields several times."""
 
@@ -191,7 +191,7 @@ class Config:
             limit_text = f", at most {maximum}" if is_json_integer(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
         if field_value and self._field_name_that_applies(self._names_with_aliases(field_names)) is None:
-            self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
+            self.default_sizes[f"{self.location}{field_names[0]}"] = field_value
         return field_value
 
     def optional_integer(self, *field_names: str) -> int | None:
@@ -322,7 +322,7 @@ class Config:
                 f"{self.location or 'config: '}{len(unknown_fields):,} fields are unknown; expected at most "
                 f"{MOST_UNKNOWN_FIELDS:,}"
             )
-        parent_config.unknown += [
+        parent_config.unknown_fields += [
             UnknownField(
                 f"{self.location}{field_name}",
                 field_value,
@@ -333,7 +333,7 @@ class Config:
             for field_name, field_value in sorted(unknown_fields.items())
         ]
         if parent_config is not self:
-            parent_config.from_defaults |= self.from_defaults
+            parent_config.default_sizes |= self.default_sizes
 
     def _corrected_name(self, field_name: str) -> str:
         """Returns the known field, not set in the config, that an unknown field may misspell."""

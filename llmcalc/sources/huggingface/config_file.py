@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...components.head_kind import HeadKind
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .description import read_description
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of
@@ -110,7 +110,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     quantization_table = read_json(file).get("quantization")
     if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{file}: quantization: {shown(quantization_table)}; expected a table of fields, as ModelOpt writes it"
+            f"{file}: quantization: {short_repr(quantization_table)}; expected a table of fields, as ModelOpt writes it"
         )
     if quantization_table.get("quant_algo") is None:
         return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
@@ -152,14 +152,14 @@ def describe_data(
     config_description = read_description(config, head)
     if not allow_unknown:
         require_known(
-            config_description.unknown, config_description.model_type, "encoder" not in config_description.model
+            config_description.unknown_fields, config_description.model_type, "encoder" not in config_description.model
         )
         require_read_sizes(config_description)
     config_remarks += [
         *config_description.notes,
-        *remark_on_defaults(config_description.from_defaults),
+        *remark_on_defaults(config_description.default_sizes),
         *remark_on_ignored_fields(
-            [field.path for field in config_description.unknown],
+            [field.path for field in config_description.unknown_fields],
             bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
         ),
     ]

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .config import Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
@@ -87,8 +87,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     model_type = config_data.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(
-            f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type, "
-            "or a description in TOML, whose fields llmcalc schema lists"
+            f"model_type: {'missing' if model_type is None else short_repr(model_type)}; expected the name of a model "
+            "type, or a description in TOML, whose fields llmcalc schema lists"
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)
@@ -98,16 +98,16 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     text_section = config_data.get(section_name)
     if text_section is None and family.text_id_field and config_data.get(family.text_id_field):
         raise InputError(
-            f"{family.text_id_field}: {shown(config_data[family.text_id_field])} names the text model, whose sizes are "
-            f"not in this config; expected a {section_name} with them, or that model's own config"
+            f"{family.text_id_field}: {short_repr(config_data[family.text_id_field])} names the text model, whose "
+            f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
         return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
     if not isinstance(text_section, dict):
-        raise InputError(f"{section_name}: {shown(text_section)}; expected a table of fields")
+        raise InputError(f"{section_name}: {short_repr(text_section)}; expected a table of fields")
     text_type = text_section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
-        raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{section_name}.model_type: {short_repr(text_type)}; expected the name of a model type")
     text_type = model_type_of_code_fields(text_section) or usual_name(text_type)
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
@@ -156,7 +156,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     ):
         return {}
     if type(stated_tying) is not bool:
-        raise InputError(f"tie_word_embeddings: {shown(stated_tying)}; expected true or false")
+        raise InputError(f"tie_word_embeddings: {short_repr(stated_tying)}; expected true or false")
     return dict.fromkeys(tying_fields, stated_tying)
 
 
@@ -200,7 +200,7 @@ PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidd
 def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
     noted_fields = {note.partition(":")[0] for note in notes}
-    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown}
+    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
         for name in PREDICTION_FIELDS
@@ -216,7 +216,7 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
     stated_rows, text_rows = root_config.get("vocab_size"), model_fields["vocab_size"]
     head_rows = family.defaults["vocab_size"] if stated_rows is None else stated_rows
     if head_rows != text_rows:
-        problem_text = f"missing, where its class takes {head_rows}" if stated_rows is None else shown(stated_rows)
+        problem_text = f"missing, where its class takes {head_rows}" if stated_rows is None else short_repr(stated_rows)
         raise InputError(
             f"vocab_size: {problem_text}; expected {text_rows} as in {family.text_section} (the class sizes an untied "
             "output layer by this field, the embedding by that one; two sizes are not counted)"
@@ -360,15 +360,15 @@ class ConfigDescription(NamedTuple):
     model: the `model` table of a native description.
     notes: remarks for the user.
     model_type: the text model's type.
-    unknown: fields that were never read.
-    from_defaults: sizes that the config leaves to its class.
+    unknown_fields: fields that were never read.
+    default_sizes: sizes that the config leaves to its class.
     """
 
     model: dict[str, Any]
     notes: list[str]
     model_type: str
-    unknown: list[UnknownField]
-    from_defaults: dict[str, int]
+    unknown_fields: list[UnknownField]
+    default_sizes: dict[str, int]
 
 
 def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -379,7 +379,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     config_description = read_description(config_data, head)
     return config_description.model, [
         *config_description.notes,
-        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+        *remark_on_ignored_fields([field.path for field in config_description.unknown_fields]),
     ]
 
 
@@ -438,7 +438,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         )
     )
     uncounted_notes = [
-        f"{ignored_field}: {tower_notes.format(shown(fields[ignored_field]))}"
+        f"{ignored_field}: {tower_notes.format(short_repr(fields[ignored_field]))}"
         for fields, notes_by_field in (
             (config_data, uncounted_towers),
             (root_config, family_of(root_model_type).uncounted_fields if section_path else {}),
@@ -468,4 +468,4 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         notes += tower_notes
     elif family_of(root_model_type).tower_class_prefixes:
         notes += _encoders_of_another_class(root_model_type, root_config)
-    return ConfigDescription(model_fields, notes, model_type, config.unknown, config.from_defaults)
+    return ConfigDescription(model_fields, notes, model_type, config.unknown_fields, config.default_sizes)

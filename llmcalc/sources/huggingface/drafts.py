@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .config import is_json_integer
 from .head_kinds import architecture_of
 
@@ -140,7 +140,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
         if section_data is None:
             continue
         if not isinstance(section_data, dict):
-            raise InputError(f"{section_name}: {shown(section_data)}; expected a table of fields")
+            raise InputError(f"{section_name}: {short_repr(section_data)}; expected a table of fields")
         flattened_fields |= section_data
     layer_fields = config.get("transformer_layer_config") or {}
     if draft_type in ("eagle3", "peagle") and layer_fields.get("model_type") == "qwen3":
@@ -172,9 +172,9 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
     if OTHER_LAYERS.search(class_name):
         reason_text = f"architectures: {class_name} is the class"
     elif foreign_fields:
-        reason_text = f"{foreign_fields[0]}: {shown(config[foreign_fields[0]])} is a field"
+        reason_text = f"{foreign_fields[0]}: {short_repr(config[foreign_fields[0]])} is a field"
     elif other_modes:
-        reason_text = f"attention_mode: {shown(other_modes[0])} is the attention"
+        reason_text = f"attention_mode: {short_repr(other_modes[0])} is the attention"
     else:
         return
     raise InputError(
@@ -192,7 +192,7 @@ def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None
     elif OTHER_TYPE.search(model_type):
         reason_text = f"model_type: {model_type} is of"
     elif foreign_fields:
-        reason_text = f"{foreign_fields[0]}: {shown(config[foreign_fields[0]])} is a field of"
+        reason_text = f"{foreign_fields[0]}: {short_repr(config[foreign_fields[0]])} is a field of"
     else:
         return
     expected_text = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 from ...components.base import LARGEST
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .config import is_json_integer, is_number
 from .family import field_names
 
@@ -135,7 +135,7 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
         other_names = [name for name in names if name not in option_names]
         other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
         if other_names:
-            unstated.append(f"{shown(other_names[0])} in {field}")
+            unstated.append(f"{short_repr(other_names[0])} in {field}")
     options += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = (
         "; --lora-targets and --modules-to-save name modules of all layers, and do not state "
@@ -159,20 +159,20 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
         return _read_simumax(model_args)
     if "_class_name" in argument_names and "model_type" not in argument_names:
         raise InputError(
-            f"_class_name: {shown(model_args['_class_name'])} is a class of diffusers, which is no language model; "
-            "expected the config.json of one, such as that of a text encoder"
+            f"_class_name: {short_repr(model_args['_class_name'])} is a class of diffusers, which is no language "
+            "model; expected the config.json of one, such as that of a text encoder"
         )
     if "peft_type" in argument_names and "model_type" not in argument_names:
         base_model = model_args.get("base_model_name_or_path")
-        base_name = shown(base_model) if base_model else "which it does not name"
+        base_name = short_repr(base_model) if base_model else "which it does not name"
         if model_args["peft_type"] is None:
             raise InputError(
                 "peft_type: null in an adapter's config; expected the kind of adapter, such as 'LORA', or its base "
                 f"model, {base_name}"
             )
         raise InputError(
-            f"peft_type: {shown(model_args['peft_type'])} is an adapter, without the sizes of a model; expected its "
-            f"base model, {base_name}; {_adapter_advice(model_args)}"
+            f"peft_type: {short_repr(model_args['peft_type'])} is an adapter, without the sizes of a model; expected "
+            f"its base model, {base_name}; {_adapter_advice(model_args)}"
         )
     for program_fields, program_name in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= argument_names:
@@ -201,7 +201,7 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
         return _read_mamba(model_args)
     if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= argument_names:
         raise InputError(
-            f"window_pattern: {shown(model_args['window_pattern'])}; nanochat's later models have windows and "
+            f"window_pattern: {short_repr(model_args['window_pattern'])}; nanochat's later models have windows and "
             "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "
             "whose fields llmcalc schema lists"
         )
@@ -214,7 +214,7 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
     if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
     if not is_json_integer(field_value) or not 0 < field_value <= LARGEST:
-        raise InputError(f"{field_name}: {shown(field_value)}; expected a positive whole number")
+        raise InputError(f"{field_name}: {short_repr(field_value)}; expected a positive whole number")
     return field_value
 
 
@@ -233,7 +233,7 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
     hidden_size, width_multiple = _positive_size(model_args, "dim"), _positive_size(model_args, "multiple_of", 256)
     ffn_factor = model_args.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
-        raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
+        raise InputError(f"ffn_dim_multiplier: {short_repr(ffn_factor)}; expected a number above 0, up to 100")
     width = 4 * hidden_size * 2 // 3
     return width_multiple * ceil((width if ffn_factor is None else int(ffn_factor * width)) / width_multiple)
 
@@ -243,13 +243,13 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     for field_name, field_value in model_args.items():
         if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
             raise InputError(
-                f"{field_name}: {shown(field_value)}; expected {shown(EXECUTORCH_FIXED.get(field_name))} "
+                f"{field_name}: {short_repr(field_value)}; expected {short_repr(EXECUTORCH_FIXED.get(field_name))} "
                 "(ExecuTorch's models with another value are not read; the config.json of the model is)"
             )
     has_bias, has_norms = model_args.get("attention_qkv_bias", False), model_args.get("use_qk_norm", False)
     for field_name, field_value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
         if not isinstance(field_value, bool):
-            raise InputError(f"{field_name}: {shown(field_value)}; expected true or false")
+            raise InputError(f"{field_name}: {short_repr(field_value)}; expected true or false")
     if has_norms and model_args.get("qk_norm_before_rope") is not True:
         raise InputError("qk_norm_before_rope: expected true, as of Qwen3")
     multiplier_fields = {
@@ -303,7 +303,7 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     expert_args = model_args.get("moe")
     if expert_args is not None:
         if not isinstance(expert_args, dict):
-            raise InputError(f"moe: {shown(expert_args)}; expected a table of fields")
+            raise InputError(f"moe: {short_repr(expert_args)}; expected a table of fields")
         config |= {
             "model_type": "mixtral",
             "num_local_experts": _positive_size(expert_args, "num_experts"),
@@ -319,7 +319,7 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     context_length = _positive_size(model_args, "initial_context_length", 4096)
     rope_factor = model_args.get("rope_scaling_factor", 32)
     if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST:
-        raise InputError(f"rope_scaling_factor: {shown(rope_factor)}; expected a positive number")
+        raise InputError(f"rope_scaling_factor: {short_repr(rope_factor)}; expected a positive number")
     config |= {
         "model_type": "gpt_oss",
         "max_position_embeddings": int(context_length * rope_factor),
@@ -355,7 +355,7 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             f"{field_name}: is no field of SimuMax's models, whose form this is; expected their fields alone"
         )
     if model_args.get("use_swiglu") is not True:
-        raise InputError(f"use_swiglu: {shown(model_args.get('use_swiglu'))}; expected true, for a gated network")
+        raise InputError(f"use_swiglu: {short_repr(model_args.get('use_swiglu'))}; expected true, for a gated network")
     has_latent = model_args.get("attention_type") == "mla"
     heads, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
     config: dict[str, Any] = {
@@ -384,12 +384,12 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         shared_width = model_args.get("moe_shared_expert_intermediate_size") or 0
         if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
             raise InputError(
-                f"moe_shared_expert_intermediate_size: {shown(shared_width)}; expected a multiple of the width of a "
-                f"routed expert ({expert_width})"
+                f"moe_shared_expert_intermediate_size: {short_repr(shared_width)}; expected a multiple of the width of "
+                f"a routed expert ({expert_width})"
             )
         dense_layers = model_args.get("dense_layers") or 0
         if not is_json_integer(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
-            raise InputError(f"dense_layers: {shown(dense_layers)}; expected a number from 0 to layer_num")
+            raise InputError(f"dense_layers: {short_repr(dense_layers)}; expected a number from 0 to layer_num")
         config |= {
             "model_type": "deepseek_v3" if has_latent else "deepseek",
             "n_routed_experts": _positive_size(model_args, "expert_num"),
@@ -430,19 +430,19 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     """
     ssm_config = model_args["ssm_cfg"]
     if not isinstance(ssm_config, dict):
-        raise InputError(f"ssm_cfg: {shown(ssm_config)}; expected a table of fields")
+        raise InputError(f"ssm_cfg: {short_repr(ssm_config)}; expected a table of fields")
     for field in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
         if model_args.get(field):
             raise InputError(
-                f"{field}: {shown(model_args[field])}; expected none: only models of Mamba's layers are read"
+                f"{field}: {short_repr(model_args[field])}; expected none: only models of Mamba's layers are read"
             )
     for field in ("rms_norm", "tie_embeddings"):
         if model_args.get(field, True) is not True:
-            raise InputError(f"{field}: {shown(model_args[field])}; expected true, as in the published models")
+            raise InputError(f"{field}: {short_repr(model_args[field])}; expected true, as in the published models")
     layer, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
-            f"ssm_cfg: {shown(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
+            f"ssm_cfg: {short_repr(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     vocab_multiple = _positive_size(model_args, "pad_vocab_size_multiple", 8)
     vocab_size = _positive_size(model_args, "vocab_size")
@@ -482,6 +482,6 @@ def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     config = {**model_config, "model_type": model_args["model_type"]}
     remarks = ["mlc-chat-config.json: read as the config of its model"]
     if model_args.get("quantization"):
-        quantization_scheme = shown(model_args["quantization"])
+        quantization_scheme = short_repr(model_args["quantization"])
         remarks.append(f"quantization: MLC's {quantization_scheme} is not counted; --quantize counts a scheme")
     return config, remarks

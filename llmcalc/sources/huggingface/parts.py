@@ -7,7 +7,7 @@ from typing import Any
 
 from ...components.base import LARGEST
 from ...components.stack import BASE, MOST_KINDS, table_with_changes
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
 
@@ -485,7 +485,7 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         if unknown_name is None:
             hint_text = length_hint(layer_kinds, default_layer_kinds)
         else:
-            hint_text = f" (it has {shown(unknown_name)})"
+            hint_text = f" (it has {short_repr(unknown_name)})"
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
             hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from .description import ConfigDescription
 from .registry import FILE_OF, family_of, usual_name
 
@@ -81,12 +81,12 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
     """
     default_sizes: dict[str, list[int]] = {}
     default_text_sizes: dict[str, list[int]] = {}
-    for path, default_size in config_description.from_defaults.items():
+    for path, default_size in config_description.default_sizes.items():
         *section_names, size_name = path.split(".")
         default_sizes.setdefault(size_name, []).append(default_size)
         if not section_names or section_names[-1] in OTHER_TEXT_SECTIONS:
             default_text_sizes.setdefault(size_name, []).append(default_size)
-    for field in config_description.unknown:
+    for field in config_description.unknown_fields:
         section_value = field.value if isinstance(field.value, dict) else {}
         is_text_section = field.path in OTHER_TEXT_SECTIONS
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
@@ -96,7 +96,7 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
             is_compared = name in WIDTHS or (is_text_section and type(size) is int)
             compared_sizes = default_text_sizes if is_text_section else default_sizes
             if is_compared and size not in compared_sizes.get(size_name, [size]):
-                size_text = f"a width, {shown(size)}" if name in WIDTHS else f"{name} = {shown(size)}"
+                size_text = f"a width, {short_repr(size)}" if name in WIDTHS else f"{name} = {short_repr(size)}"
                 raise InputError(
                     f"{field.path}: a section with {size_text}, which the class of '{config_description.model_type}' "
                     "does not read; expected the sizes where that class has them"

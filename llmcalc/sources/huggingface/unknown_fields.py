@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 
 ALLOW = "--allow-unknown"
 """The option that ignores all unknown fields; in Python `allow_unknown=True`."""
@@ -87,7 +87,7 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_de
     problem_texts = [
         f"{field.path} (did you mean {field.intended_name}?)"
         if field.intended_name
-        else f"{field.path} = {shown(field.value)}"
+        else f"{field.path} = {short_repr(field.value)}"
         for field in unknown_fields
         if not field.restates_read_field
         and (field.intended_name or field.is_size)

@@ -47,7 +47,7 @@ def build_job(
             f"--seq: {training_job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}"
         )
     training_job.require_supported()
-    process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
+    process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     # every process starts with all weights
     total_bytes = DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
     if total_bytes <= LARGEST_REAL:
@@ -75,7 +75,7 @@ def verify_all(training_jobs: Sequence[TrainingJob], model_name: str = "model") 
         from .work import run_jobs
 
         process_count = int(os.environ["WORLD_SIZE"])
-        if any(training_job.layout.world != process_count for training_job in training_jobs):
+        if any(training_job.layout.world_size != process_count for training_job in training_jobs):
             raise InputError(
                 f"--distributed: torchrun has started {process_count} processes; expected --devices {process_count}"
             )
@@ -93,7 +93,7 @@ def verdict_of(
     training_job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
 ) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness_name = f"gloo, {training_job.layout.world} processes"
+    witness_name = f"gloo, {training_job.layout.world_size} processes"
     checks = [
         Check(f"rank {rank}", MEMORY + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])

@@ -42,7 +42,7 @@ def run_processes(
     worker_module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
-    process_count = training_jobs[0].layout.world
+    process_count = training_jobs[0].layout.world_size
     with tempfile.TemporaryDirectory() as job_folder:
         jobs_file = Path(job_folder, "jobs")
         jobs_file.write_text("\n".join(training_job.to_json() for training_job in training_jobs))

@@ -120,7 +120,7 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
             "spatial_shapes": torch.tensor([[rule.merge, real_patches // rule.merge]]),
             "pixel_attention_mask": (torch.arange(encoded.rows) < real_patches)[None].long(),
         }
-    shape = encoded.parts, patches.num_channels, encoded.rows * side, encoded.columns * side
+    shape = encoded.tile_or_clip_count, patches.num_channels, encoded.rows * side, encoded.columns * side
     values = torch.ones(*shape)
     if rule.type == "longest_edge":
         return {"pixel_values": values, "image_sizes": torch.tensor([shape[2:]])}
@@ -181,7 +181,7 @@ def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
     if rule.type == "covering":
         table: Any = spec.towers["visual_embeddings_table"]
         encoded = rule.encode(height, width, tower.patches.patch_size)
-        rows = encoded.parts * encoded.rows * encoded.columns // rule.merge**2
+        rows = encoded.tile_or_clip_count * encoded.rows * encoded.columns // rule.merge**2
         return 2 * rows * table.output_marks * table.output_width
     return 0
 
@@ -241,7 +241,7 @@ def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> 
 def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> None:
     """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
     tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
-    batch = encoded.parts, encoded.rows
+    batch = encoded.tile_or_clip_count, encoded.rows
     if tower.audio.type == "chunks":
         stem, frames = tower.stack.stem, encoded.rows
         mels = stem.num_mel_bins if stem.type == "convolution" else stem.subsampling.num_mel_bins
@@ -265,7 +265,7 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
         else:
             model.get_audio_features(features, torch.full(batch, kind != "gemma3n"))
     else:
-        features = torch.ones(encoded.parts, tower.stack.stem.num_mel_bins, encoded.rows)
+        features = torch.ones(encoded.tile_or_clip_count, tower.stack.stem.num_mel_bins, encoded.rows)
         if hasattr(model, "get_audio_features"):
             further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind or kind == "glmasr" else ()
             if kind == "musicflamingo":

@@ -509,7 +509,7 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
     rule = RULES.validate_python(table)
     for height, width in SIZES:
         encoded = rule.encode(height, width, patch_size)
-        found = encoded.parts, encoded.rows * encoded.columns, encoded.tokens
+        found = encoded.tile_or_clip_count, encoded.rows * encoded.columns, encoded.tokens
         assert found == measure(height, width), (height, width)
 
 
@@ -537,13 +537,13 @@ def test_every_rule_is_compared_with_a_processor() -> None:
 def test_a_square_has_the_patches_of_its_side() -> None:
     """896 / 14 = 64 patches a side; Gemma 3 writes two line ends, a start and an end around 256 embeddings."""
     encoded = RULES.validate_python({"size": 896, "tokens": 256, "marks": 4}).encode(10, 2000, 14)
-    assert (encoded.parts, encoded.rows, encoded.columns, encoded.tokens) == (1, 64, 64, 260)
+    assert (encoded.tile_or_clip_count, encoded.rows, encoded.columns, encoded.tokens) == (1, 64, 64, 260)
 
 
 def test_several_images_of_llava_onevision_are_read_whole() -> None:
     rule = RULES.validate_python(CASES["llava_onevision"][0])
     assert rule.rule_for_several_images().encode(768, 1024, 14).tokens == 729 + 1
-    assert rule.encode(768, 1024, 14).parts == 7
+    assert rule.encode(768, 1024, 14).tile_or_clip_count == 7
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.5, 1, 7.13, 29.99, 30])
@@ -558,7 +558,7 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
     frames = int(features["attention_mask"].sum())
     encoded = AudioClips(merge=2).encode(seconds)
     assert encoded.tokens == max(1, (((frames - 1) // 2 + 1) - 2) // 2 + 1)
-    assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
+    assert (encoded.tile_or_clip_count, encoded.rows) == (1, features["input_features"].shape[-1])
 
 
 CLASSES_OF_CLIPS = {
@@ -588,7 +588,10 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         inputs, texts = cls._process_audio(fields, [signal], **settings, return_tensors="pt")
         encoded = rule.encode(seconds)
         assert encoded.tokens == texts[0].count("<")
-        assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
+        assert (encoded.tile_or_clip_count, encoded.rows) == (
+            len(inputs["input_features"]),
+            inputs["input_features"].shape[-1],
+        )
     longest = most_seconds // 30 * 30
     with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {longest}"):
         rule.encode(most_seconds + 1)
@@ -661,7 +664,7 @@ def test_audio_is_cut_into_chunks_as_the_omni_processors_cut_it(table: Any, padd
 def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None:
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
     encoded = AudioClips(merge=4, padded=True, several=True).encode(seconds)
-    assert (encoded.parts, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
+    assert (encoded.tile_or_clip_count, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_decoding_maps_every_value_again() -> None:
 @pytest.mark.parametrize("window", [None, 3, 9])
 @pytest.mark.parametrize("keep", [1, 4, 6, 50])
 def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | None) -> None:
-    core = MaskedAttentionCore(1, 1, 1, window=window, keep=keep)
+    core = MaskedAttentionCore(1, 1, 1, window=window, key_limit=keep)
     assert core.pairs(run_config(seq=7)) == 7 * 7
     held = 12 if window is None else window - 1
     assert core.pairs(run_config(seq=1, context=12, phase="decode")) == held + 1

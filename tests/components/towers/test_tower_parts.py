@@ -117,7 +117,7 @@ def test_flops_of_a_vision_encoder_are_those_of_its_reference(
 def test_attention_in_squares_sees_its_square_alone() -> None:
     """5 × 4 patches in squares of 3: 3² + 2² by 3² + 1² pairs. A change of one patch reaches its square."""
     attention = Attention(num_attention_heads=2, grid_window=3)
-    net, x = attention.reference(ModelProperties(8, causal=False)).eval(), torch.randn(1, 20, 8)
+    net, x = attention.reference(ModelProperties(8, is_causal=False)).eval(), torch.randn(1, 20, 8)
     changed = x.clone()
     changed[:, 0] += 1
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_attention_in_squares_sees_its_square_alone() -> None:
             .unflatten(0, (5, 4))
         )
     assert differs.nonzero().tolist() == [[row, column] for row in range(3) for column in range(3)]
-    core = AttentionCore(heads=2, qk_dim=4, v_dim=4, causal=False, square=3)
+    core = AttentionCore(heads=2, qk_dim=4, v_dim=4, causal=False, square_side=3)
     assert core.pairs(RunConfig(EncoderPass(rows=5, columns=4))) == (9 + 4) * (9 + 1)
 
 

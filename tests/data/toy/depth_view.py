@@ -11,7 +11,7 @@ from .summary import model_data
 def report(preset: Preset) -> Report:
     """Returns the answer as data and as a table."""
     layers = sum(stack.num_hidden_layers for _, stack in preset.model.stacks())
-    columns = (Column("model", "model", justify="left"), Column("layers", "layers", units.exact))
+    columns = (Column("model", "model", justify="left"), Column("layers", "layers", units.exact_text))
     return Report(
         {"model": model_data(preset), "layers": layers}, [Table(preset.display, columns, [Row([preset.name, layers])])]
     )

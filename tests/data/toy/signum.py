@@ -22,11 +22,11 @@ def step(run: OptimizerStep) -> None:
     for one in run.parameters_in_turn(run.updated_parameters):
         if not one.states:
             with run.allocating_states():
-                one.states.append(run.t.like(one.tensor, dtype=run.state_format))
-        update = run.t.like(one.states[0])
+                one.states.append(run.aten.new_like(one.tensor, dtype=run.state_format))
+        update = run.aten.new_like(one.states[0])
         run.write(one.tensor, update)
 
 
 OPTIMIZER = Optimizer(
-    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, updates_any_elements=True
+    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, takes_element_shards=True
 )

@@ -98,7 +98,7 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: TemperedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, self.causal, hidden = spec, model_properties.causal, model_properties.hidden_size
+            self.spec, self.causal, hidden = spec, model_properties.is_causal, model_properties.hidden_size
             a, k, d = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             self.q_proj, self.k_proj = nn.Linear(hidden, a * d, bias=False), nn.Linear(hidden, k * d, bias=False)
             self.v_proj, self.o_proj = nn.Linear(hidden, k * d, bias=False), nn.Linear(a * d, hidden, bias=False)

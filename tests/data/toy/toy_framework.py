@@ -44,7 +44,7 @@ def is_job(data: Table) -> bool:
 
 def read_job(data: Table, source: LaunchSource) -> Launch:
     """Reads the number of replicas."""
-    return Launch(source.where, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
+    return Launch(source.name_in_errors, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
 
 
 FRAMEWORK = Framework(
@@ -54,6 +54,6 @@ FRAMEWORK = Framework(
     estimate=estimate,
     estimate_errors=EstimateErrors(underestimate=0.5),
     gradient_rules=gradient_rules,
-    layouts=LayoutRules("toyframe", untried_sizes=("tp", "cp", "pp", "vpp", "ep")),
+    layout_rules=LayoutRules("toyframe", untried_sizes=("tp", "cp", "pp", "vpp", "ep")),
     launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),
 )

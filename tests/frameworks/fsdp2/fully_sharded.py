@@ -207,10 +207,10 @@ class Followed(Alive):
 @contextmanager
 def process_group(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, in which collective operations do nothing."""
-    dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
         if layout.hsdp_replicas == 1:
-            yield init_device_mesh("cpu", (layout.world,))
+            yield init_device_mesh("cpu", (layout.world_size,))
         else:
             sizes = layout.hsdp_replicas, layout.shards
             yield init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))

@@ -260,7 +260,7 @@ def test_adapters_are_sharded_with_the_frozen_weights(
 ) -> None:
     """Only adapters have gradients and states. All is gathered in bf16."""
     training = TrainingConfig(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
-    for rank in (0, layout.world - 1):
+    for rank in (0, layout.world_size - 1):
         theirs = by_torch(family(name), training, layout, rank, fsdp)
         assert differences(replayed(family(name), training, layout, rank, fsdp), theirs) == {}
 
@@ -368,14 +368,14 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     )
     training, fsdp = torchtitan_training(run.spec, run.training())
     setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace_bytes, fsdp)
-    ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world)]
+    ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world_size)]
     assert [rank.equal_in_ring for rank in ranks] == places
     for rank in ranks:
         for other_rank in ranks:
             if rank.equal_in_ring is not None and rank.equal_in_ring == other_rank.equal_in_ring:
                 assert (rank.recordings, rank.recording_units) == (other_rank.recordings, other_rank.recording_units)
     shared_results: dict[Any, Any] = {}
-    shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world)]
+    shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world_size)]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
         assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
         assert rank.counted_run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)

@@ -137,7 +137,7 @@ def test_ranks_with_equal_shards_share_their_passes_and_those_with_others_do_not
     def passes(replicas: int) -> int:
         layout = Layout(pp=2, dp=4, zero=3, reshard=False, hsdp_replicas=replicas)
         cluster = Cluster.with_framework(run, layout, "fsdp2")
-        for rank in range(layout.world):
+        for rank in range(layout.world_size):
             for expandable in (False, True):
                 cluster.rank_memory(rank, dataclasses.replace(run.cuda_runtime, has_expandable_segments=expandable))
         return len(cluster.run.recorded_ranks(run.cuda_runtime))

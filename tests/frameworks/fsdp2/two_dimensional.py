@@ -142,7 +142,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
 @contextmanager
 def process_group(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, of which nothing is left in torch's caches of placements."""
-    dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     sizes, names = (layout.shards, layout.tp), ("shards", "tp")
     if layout.hsdp_replicas > 1:
         sizes, names = (layout.hsdp_replicas, *sizes), ("replicas", *names)

@@ -76,5 +76,5 @@ def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:
 
 def test_a_typed_option_stays() -> None:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": ("wrong",)})
-    typed = replace(launch, overridden={"lora_targets": OptionOverride(("wrong",), None)})
+    typed = replace(launch, option_overrides={"lora_targets": OptionOverride(("wrong",), None)})
     assert translate_targets(typed, llmcalc.load("llama3.2-1b").model) is typed

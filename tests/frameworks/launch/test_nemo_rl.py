@@ -34,7 +34,7 @@ def test_a_recipe_has_the_values_of_the_config_that_it_builds_on() -> None:
     assert rollout is not None
     assert rollout.flags["gpu_memory_utilization"] == 0.6
     assert rollout.flags["max_model_len"] == 256
-    assert rollout.offloaded == {"weights", "gradients", "optimizer"}
+    assert rollout.offloaded_states == {"weights", "gradients", "optimizer"}
     assert any("grpo_math_1B.yaml is not here" in note for note in launch.notes)
 
 
@@ -104,14 +104,14 @@ def test_devices_of_separate_rollouts_do_not_train() -> None:
     colocated = {"enabled": False, "resources": {"gpus_per_node": 8, "num_nodes": 1}}
     policy = {"generation": {"colocated": colocated}}
     launch = read("grpo_math_8B.yaml", policy, cluster={"gpus_per_node": 8, "num_nodes": 2})
-    assert launch.layout.world == 8
+    assert launch.layout.world_size == 8
     assert launch.rollout is not None
-    assert (launch.rollout.engine, launch.rollout.offloaded) == ("", frozenset())
+    assert (launch.rollout.engine, launch.rollout.offloaded_states) == ("", frozenset())
 
 
 def test_typed_devices_replace_those_of_the_file() -> None:
     launch = read("sft.yaml", {}, 16)
-    assert launch.layout.world == 16
+    assert launch.layout.world_size == 16
     assert any("--devices 16 replaces the file's cluster.num_nodes" in note for note in launch.notes)
 
 

@@ -122,7 +122,7 @@ def test_a_config_that_a_script_writes_itself(tmp_path: Path) -> None:
         "accelerate launch --config_file a.yaml run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 1"
     )
     script.write_text(f"#!/bin/bash\ncat <<EOF > a.yaml\n{processes}EOF\n{command}\n")
-    assert read_launch(script).layout.world == 4
+    assert read_launch(script).layout.world_size == 4
 
 
 def test_a_training_after_which_another_server_tries_the_model(tmp_path: Path) -> None:

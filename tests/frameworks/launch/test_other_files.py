@@ -97,7 +97,7 @@ def test_a_job_of_2026() -> None:
 
 def test_devices_that_are_not_said() -> None:
     launch = titan("llama3_70b_2026.toml", training={"global_batch_size": -1})
-    assert launch.layout.world == 16  # 8 · 2 ranks leave one shard
+    assert launch.layout.world_size == 16  # 8 · 2 ranks leave one shard
     assert launch.notes[0] == "16 devices are assumed"
 
 
@@ -450,7 +450,7 @@ def test_a_script_that_runs_the_trainer() -> None:
         "  --per_device_train_batch_size 3 --fsdp 'full_shard auto_wrap' --learning_rate 2e-5\n"
     )
     launch = launch_of(text, "x.sh")
-    assert (launch.target, launch.layout.world, launch.layout.zero) == ("gpt2", 4, 3)
+    assert (launch.target, launch.layout.world_size, launch.layout.zero) == ("gpt2", 4, 3)
     assert (launch.settings["batch"], launch.settings["dtype"]) == (3, "bf16")
 
 
@@ -597,7 +597,7 @@ def test_a_config_that_a_script_names_from_the_root_of_its_repository(tmp_path: 
     script.parent.mkdir(parents=True)
     command = "accelerate launch --config_file {} run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 1"
     script.write_text(command.format("examples/accelerate/two.yaml") + "\n")
-    assert read_launch(script).layout.world == 2
+    assert read_launch(script).layout.world_size == 2
     script.write_text(command.format("examples/accelerate/three.yaml") + "\n")
     with pytest.raises(InputError, match=r"three.yaml: no such file beside it, nor below the folders above"):
         read_launch(script)

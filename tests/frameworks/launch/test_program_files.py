@@ -279,7 +279,7 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     }
     assert launch.own_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
-    assert framework("megatron").stack(launch, False, True) == "megatron-layer-graphs"
+    assert framework("megatron").stack_name(launch, False, True) == "megatron-layer-graphs"
     for written, other, message in [
         ('"hybridep"', '"ncclep"', "moe_token_dispatcher_type (flex by ncclep is not modelled"),
         ('["attn"]', '["full_iteration"]', "cuda_graph_impl (a CUDA graph of the whole step"),
@@ -376,7 +376,7 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
         recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
         launch = launch_of(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
         assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
-        assert framework("megatron").stack(launch, False, True) == stack
+        assert framework("megatron").stack_name(launch, False, True) == stack
 
 
 def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
@@ -507,10 +507,10 @@ def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
 def test_an_engine_sleeps_while_the_training_runs() -> None:
     rollout = read_launch(typed("swift_grpo.sh")).rollout
     assert rollout is not None
-    assert (rollout.engine, rollout.sleeps_while_idle, rollout.offloaded) == ("vllm", True, {"optimizer"})
+    assert (rollout.engine, rollout.sleeps_while_idle, rollout.offloaded_states) == ("vllm", True, {"optimizer"})
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
-    assert (rollout.reference.weights_location, rollout.reference.bytes_per_weight) == (
+    assert (rollout.reference_model.weights_location, rollout.reference_model.bytes_per_weight) == (
         "device",
         2,
     )  # beta is 0.04 by default
@@ -558,7 +558,7 @@ def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> 
     launch = launch_of(SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py")
     expected = {"batch": batch, "seq": 128, "precision": "autocast"}
     assert {name: launch.settings[name] for name in expected} == expected
-    assert (launch.target, launch.score_labels) == ("google-bert/bert-base-uncased", 0)
+    assert (launch.target, launch.score_label_count) == ("google-bert/bert-base-uncased", 0)
 
 
 def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
@@ -809,15 +809,19 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
     rollout = launch_of(text, "f.sh out").rollout
     assert rollout is not None
-    assert (rollout.reference.weights_location, rollout.reference.ranks) == ("host", 8)
-    assert (rollout.reward.weights_location, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
+    assert (rollout.reference_model.weights_location, rollout.reference_model.ranks) == ("host", 8)
+    assert (rollout.reward_model.weights_location, rollout.reward_model.ranks, rollout.reward_model.parameters) == (
+        "device",
+        1,
+        critic,
+    )
     assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
     offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
     assert offloaded is not None
     assert offloaded.critic_bytes == 2 * critic
     unnamed = launch_of(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
     assert unnamed.rollout is not None
-    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward.parameters) == (0, 0)
+    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward_model.parameters) == (0, 0)
     assert any("as large as the actor" in note for note in unnamed.notes)
 
 
@@ -832,9 +836,9 @@ def test_the_reward_model_is_a_row_of_the_phases() -> None:
 def test_rollouts_beside_megatron() -> None:
     rollout = read_launch(typed("swift_megatron_grpo.sh")).rollout
     assert rollout is not None
-    assert rollout.offloaded == {"weights", "gradients", "optimizer", "reference"}
+    assert rollout.offloaded_states == {"weights", "gradients", "optimizer", "reference"}
     assert (rollout.engine, rollout.sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
-    assert (rollout.reference.weights_location, rollout.reference.ranks) == ("device", 8)
+    assert (rollout.reference_model.weights_location, rollout.reference_model.ranks) == ("device", 8)
 
 
 def test_a_teacher_under_megatron_is_refused() -> None:
@@ -958,8 +962,8 @@ def test_arguments_of_a_script_replace_its_defaults() -> None:
 def test_defaults_of_the_program_are_listed() -> None:
     launch = read_launch(FOLDER / "swift_lora.sh")
     assert launch.program == "ms-swift"
-    assert launch.filled_in["tuner_type"] == "lora"
-    assert launch.filled_in["gradient_accumulation_steps"] == 16
+    assert launch.assumed_defaults["tuner_type"] == "lora"
+    assert launch.assumed_defaults["gradient_accumulation_steps"] == 16
 
 
 def test_the_config_that_a_script_writes_is_read() -> None:
@@ -1060,7 +1064,7 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "z1.json").write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto"}')
     launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=tmp_path)
-    assert (launch.framework, (launch.layout.world, launch.layout.zero)) == (framework, layout)
+    assert (launch.framework, (launch.layout.world_size, launch.layout.zero)) == (framework, layout)
 
 
 @pytest.mark.parametrize(
@@ -1084,12 +1088,12 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
 )
 def test_a_launcher_without_a_number_of_processes_starts_one_on_each_visible_device(command: str, devices: int) -> None:
     launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
-    assert launch.layout.world == devices
+    assert launch.layout.world_size == devices
 
 
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
-    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world == 2
+    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -1150,7 +1154,7 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     )
     launch = launch_of(command, "texts.sh")
     assert launch.settings["batch"] == 4 * texts
-    assert launch.score_labels == labels
+    assert launch.score_label_count == labels
     assert launch.settings.get("cross_entropy") == ("chunked" if labels is None else None)
     note = "logits of two words alone" if labels is None else f"{labels} score{'s' * (labels > 1)} a token in place of"
     assert any(text.startswith(f"--task_type {task.split(maxsplit=1)[0]}: {note}") for text in launch.notes)
@@ -1193,13 +1197,13 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`; a reward model has one score."""
     text = FILES["swift_megatron.sh"]
     launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
-    assert launch.score_labels == 3
+    assert launch.score_label_count == 3
     assert launch.settings == launch_of(text, "cls.sh").settings
     reranker = launch_of(f"{text.rstrip()} --task_type generative_reranker\n", "rank.sh")
-    assert (reranker.score_labels, reranker.settings["cross_entropy"]) == (None, "native")
+    assert (reranker.score_label_count, reranker.settings["cross_entropy"]) == (None, "native")
     assert any("Megatron-SWIFT has logits of all words" in note for note in reranker.notes)
     reward = FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", "--rlhf_type rm")
-    assert launch_of(reward, "rm.sh").score_labels == 1
+    assert launch_of(reward, "rm.sh").score_label_count == 1
     run: dict[str, Any] = {"phase": "training", "framework": "megatron", "seq": 64}
     small = "qwen2.5-7b?num_hidden_layers=2&vocab_size=1000"
     with_head = llmcalc.memory(small, **run).document["memory"]["by_phase"]["step"]["weights"]
@@ -1264,16 +1268,16 @@ def test_chunks_of_unsloths_loss() -> None:
     """One chunk up to 4 GiB of float32, else a multiple of four (`get_chunk_size`); a loss on pairs has all logits."""
     text = unsloth_notebook("gpt2", 8)
     launch = launch_of(text, "sft.py")
-    assert (launch.settings["cross_entropy"], launch.longest_samples) == ("chunked", True)
+    assert (launch.settings["cross_entropy"], launch.counts_longest_samples) == ("chunked", True)
     chunks = {vocabulary: launch.with_loss_chunks(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
     assert [run.settings["loss_chunk"] for run in chunks.values()] == [4096, 1024, 512]
     packed = launch_of(text.replace("optim=", "packing=True, optim="), "sft.py")
-    assert not packed.longest_samples
+    assert not packed.counts_longest_samples
     eager = launch_of(text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py")
     assert eager.settings["attn_implementation"] == "eager"
     assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
     scores = launch_of(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
-    assert (scores.score_labels, launch.score_labels) == (6, None)
+    assert (scores.score_label_count, launch.score_label_count) == (6, None)
     pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
     assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
 

@@ -177,7 +177,7 @@ def test_a_run_that_does_not_fit_names_the_length_of_samples_unless_they_are_pac
     words = "memory", "--launch", str(FILES / "llama_factory_qlora.yaml"), "--hardware", "4GiB"
     assert note in " ".join(run(*words).out.split())
     assert "that the file allows" not in run(*words, "--seq", "1024").out + run(*words[:-1], "h100").out
-    longest = {name: read_launch(FILES / name).longest_samples for name in ("verl_fsdp.sh", "trl_sft.yaml")}
+    longest = {name: read_launch(FILES / name).counts_longest_samples for name in ("verl_fsdp.sh", "trl_sft.yaml")}
     assert longest == {"verl_fsdp.sh": True, "trl_sft.yaml": False}
 
 
@@ -258,7 +258,7 @@ def test_qlora_of_axolotl() -> None:
         "base": "nf4-dq",
         "allocator": "expandable",
     }
-    assert launch.filled_in == {
+    assert launch.assumed_defaults == {
         "bf16": True,
         "gradient_checkpointing_kwargs.use_reentrant": True,
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
@@ -271,7 +271,7 @@ def test_axolotl_fills_in_its_defaults() -> None:
     launch = changed("axolotl_qlora.yaml", **unset)
     assert "attn_implementation" not in launch.settings  # transformers chooses, for MPT eager attention
     assert (launch.settings["seq"], launch.settings["batch"]) == (512, 1)
-    assert launch.filled_in["optimizer"] == "adamw_torch_fused"
+    assert launch.assumed_defaults["optimizer"] == "adamw_torch_fused"
 
 
 def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
@@ -455,7 +455,7 @@ def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
     launch = read_launch(FILES / "llama_factory_qlora.yaml")
     wanted = {"recompute": "full-reentrant", "lora_rank": 8, "lora_targets": ("all-linear",), "base": "nf4-dq"}
     assert wanted.items() <= launch.settings.items()
-    assert launch.settings["seq"] == launch.filled_in["cutoff_len"] == 2048
+    assert launch.settings["seq"] == launch.assumed_defaults["cutoff_len"] == 2048
     assert "master_weights" not in launch.settings
 
 
@@ -482,7 +482,7 @@ def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
 def test_programs_that_ask_for_expandable_segments(name: str, devices: int, allocator: str | None) -> None:
     launch = read_launch(FILES / name, devices)
     assert launch.settings.get("allocator") == allocator
-    assert ("PYTORCH_ALLOC_CONF" in launch.filled_in) == (allocator is not None)
+    assert ("PYTORCH_ALLOC_CONF" in launch.assumed_defaults) == (allocator is not None)
 
 
 def test_a_file_of_llama_factory_that_predicts_is_no_training() -> None:
@@ -572,7 +572,7 @@ def test_projected_gradients_of_llama_factory() -> None:
     assert wanted.items() <= settings.items()
     apollo = changed("llama_factory_galore.yaml", use_galore=None, use_apollo=True, gradient_accumulation_steps=4)
     assert apollo.settings["optimizer"] == "apollo-r16"
-    assert apollo.filled_in["apollo_rank"] == 16
+    assert apollo.assumed_defaults["apollo_rank"] == 16
     assert "optimizer_in_backward" not in apollo.settings
     mini = changed("llama_factory_galore.yaml", use_galore=None, use_adam_mini=True).settings
     assert (mini["optimizer"], mini["optimizer_impl"]) == ("adam-mini", "loop")
@@ -648,19 +648,19 @@ def test_trl_loads_weights_in_fp32_and_checkpoints() -> None:
     launch = read_launch(FILES / "trl_sft.yaml")
     wanted = {"precision": "autocast", "recompute": "full", "seq": 2048, "cross_entropy": "recomputed"}
     assert wanted.items() <= launch.settings.items()
-    assert {"dtype": "float32", "gradient_checkpointing": True, "bf16": True}.items() <= launch.filled_in.items()
+    assert {"dtype": "float32", "gradient_checkpointing": True, "bf16": True}.items() <= launch.assumed_defaults.items()
 
 
 def test_grpo_counts_prompt_and_completion() -> None:
     launch = read_launch(FILES / "trl_grpo.yaml")
     assert (launch.settings["seq"], launch.settings["batch"]) == (1024, 8)
-    assert launch.filled_in["beta"] == 0.0
-    assert launch.filled_in["vllm_mode"] == "colocate"
+    assert launch.assumed_defaults["beta"] == 0.0
+    assert launch.assumed_defaults["vllm_mode"] == "colocate"
     assert launch.rollout is not None
-    assert (launch.rollout.engine, launch.rollout.reference.weights_location) == ("vllm", "none")
+    assert (launch.rollout.engine, launch.rollout.reference_model.weights_location) == ("vllm", "none")
     reference = changed("trl_grpo.yaml", beta=0.04).rollout
     assert reference is not None
-    assert reference.reference.weights_location == "device"
+    assert reference.reference_model.weights_location == "device"
     server = changed("trl_grpo.yaml", vllm_mode="server").rollout
     assert server is not None
     assert server.engine == ""
@@ -753,7 +753,7 @@ def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
 
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
     whole = ["^model.language_model.*", "^lm_head.*"]
-    assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown == {}
+    assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown_arguments == {}
     with pytest.raises(InputError, match=r"unfrozen_parameters .training of some parameters alone"):
         changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=["model.layers.[0-7]."])
 
@@ -895,7 +895,7 @@ def test_the_model_of_llm_foundry() -> None:
 def test_an_option_beside_a_file_replaces_its_value() -> None:
     launch = read_launch(FILES / "axolotl_qlora.yaml", options={"seq": 256, "lora_rank": 8, "fsdp": 1})
     assert (launch.settings["seq"], launch.settings["lora_rank"]) == (256, 8)
-    assert launch.overridden == {
+    assert launch.option_overrides == {
         "seq": OptionOverride(256, 1024),
         "lora_rank": OptionOverride(8, 16),
         "fsdp": OptionOverride(1, None),
@@ -1035,13 +1035,13 @@ def test_nemo_is_read_as_arguments_of_megatron() -> None:
     assert params(launch.spec).total == 2 * table + 4 * (attention + 3 * 256 * 704 + 2 * 256) + 256
     settings = launch.own_settings
     assert (launch.settings["batch"], settings.seq_length, settings.bf16, settings.swiglu) == (2, 512, True, True)
-    assert "model.init_method_std" in launch.ignored
+    assert "model.init_method_std" in launch.ignored_arguments
 
 
 def test_values_of_nemo_that_change_memory_are_read_or_refused() -> None:
     assert changed("nemo_gpt.yaml", **with_model(activations_checkpoint_granularity="selective")).own_settings
     assumed = changed("nemo_gpt.yaml", **with_model(tokenizer={"library": "sentencepiece"}))
-    assert assumed.filled_in["model.override_vocab_size"] == 32_000
+    assert assumed.assumed_defaults["model.override_vocab_size"] == 32_000
     without_o2 = changed("nemo_gpt.yaml", **with_model(megatron_amp_O2=False))
     assert any("under autocast" in note for note in without_o2.notes)
     for change, text in (
@@ -1099,7 +1099,7 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
     assert (zero.settings["dtype"], zero.settings["master_weights"]) == ("bf16", "fp32")
     liger = {"model_name": "gpt2", "enable_liger_kernel": True, "torch_dtype_str": "auto"}
     plain = changed("oumi_sft.yaml", fsdp=None, model=liger, training={"trainer_type": "HF"})
-    assert (plain.settings["batch"], plain.published_weights, "seq" in plain.settings) == (8, True, False)
+    assert (plain.settings["batch"], plain.keeps_checkpoint_format, "seq" in plain.settings) == (8, True, False)
     trained = {**training, "trainer_kwargs": {"max_length": 4096, "use_liger_kernel": True}}
     lengths = changed("oumi_sft.yaml", fsdp=None, training=trained)  # training_config.py: the model's length replaces
     assert (lengths.settings["seq"], lengths.settings["cross_entropy"]) == (1024, "chunked")

@@ -90,7 +90,7 @@ def _script(text: str, world_size: int | None = None) -> Launch:
 
 def test_groups_of_ranks_of_axolotl() -> None:
     launch = _changed("axolotl_full_fsdp2.yaml", dp_shard_size=4, dp_replicate_size=2)
-    assert (launch.layout.world, launch.layout.hsdp_replicas, launch.layout.dp) == (8, 2, 8)
+    assert (launch.layout.world_size, launch.layout.hsdp_replicas, launch.layout.dp) == (8, 2, 8)
     launch = _changed("axolotl_full_fsdp2.yaml", 16, dp_shard_size=4, context_parallel_size=2, sample_packing=True)
     assert (launch.layout.cp, launch.layout.dp, launch.layout.hsdp_replicas) == (2, 8, 2)
     assert launch.layout.cp_comm == "allgather"
@@ -102,7 +102,7 @@ def test_groups_of_ranks_of_axolotl() -> None:
 
 def test_devices_of_axolotls_groups_are_assumed() -> None:
     launch = _changed("axolotl_full_fsdp2.yaml", context_parallel_size=4)
-    assert (launch.layout.world, launch.layout.cp) == (4, 4)
+    assert (launch.layout.world_size, launch.layout.cp) == (4, 4)
     assert "4 devices are assumed, as few as the groups can have" in launch.notes
 
 
@@ -378,7 +378,7 @@ def test_arguments_of_transformers_examples_and_of_data_change_no_memory(tmp_pat
     script.write_text(f"{plain} {data} {data_arguments}")
     launch = read_launch(script, 1)
     assert launch.settings == expected.settings
-    assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored)
+    assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored_arguments)
     script.write_text(f"{plain} --teacher_data_parallel 2")
     with pytest.raises(InputError, match="teacher_data_parallel"):
         read_launch(script, 1)

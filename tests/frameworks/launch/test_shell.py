@@ -198,7 +198,7 @@ ARGUMENTS = (
     ],
 )
 def test_devices_that_the_launcher_says(text: str, world: int) -> None:
-    assert launch_of(text, "x.sh").layout.world == world
+    assert launch_of(text, "x.sh").layout.world_size == world
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_the_command_of_a_trainer_has_the_answer_of_its_file(tmp_path: Path, mon
 )
 def test_the_command_of_a_server_is_read(command: str, engine: str, version: str) -> None:
     server = servers_of_file(command)[0]
-    assert (server.where, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
+    assert (server.name_in_errors, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
         "--launch",
         engine,
         version,
@@ -54,7 +54,7 @@ def test_the_script_of_torchtitan_runs_the_job_that_a_variable_names(tmp_path: P
         launch = read_launch(f"{variables}{typed_command}")
         expected = read_launch(f"torchrun --nproc-per-node {processes} {module}")
         assert (launch.settings, launch.layout) == (expected.settings, expected.layout)
-        assert launch.layout.world == processes
+        assert launch.layout.world_size == processes
 
 
 def test_a_recipe_that_comes_with_torchtune_is_asked_for() -> None:

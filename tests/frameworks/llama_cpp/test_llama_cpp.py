@@ -197,11 +197,11 @@ def test_layers_that_share_a_cache_have_attention_of_all_heads() -> None:
 
 
 def test_layers_go_to_the_gpu_from_the_last_one() -> None:
-    before = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
+    before = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_is_first=False)
     assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]
-    now = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_counts_first=True)
+    now = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_is_first=True)
     assert [now.device(i) for i in (22, 23, 32)] == ["CPU", "CUDA0", "CUDA0"]
-    split = LayerDevices(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_counts_first=True)
+    split = LayerDevices(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_is_first=True)
     assert [split.device(i) for i in (0, 24, 25, 32)] == ["CUDA0", "CUDA0", "CUDA1", "CUDA1"]
 
 
@@ -279,7 +279,7 @@ def test_fit_reduces_the_context_first() -> None:
     fitted = memory("llama3.1-8b", hardware="rtx-3060")
     assert fitted.starts
     assert 4096 <= fitted.kv_tokens < 131072
-    assert fitted.assumed["--ctx-size"] == fitted.kv_tokens
+    assert fitted.assumed_flags["--ctx-size"] == fitted.kv_tokens
     assert any("--fit reduces --ctx-size" in note for note in fitted.notes)
     free = create_server(
         llmcalc.load("llama3.1-8b"), find_hardware("rtx-3060"), engine_and_version("llama.cpp")[1], {}

@@ -384,8 +384,8 @@ def test_tables_among_the_arguments_are_read(tmp_path: Path) -> None:
     )
     answer = functions.explain_log(file, hardware="rtx-3090", quantize="w4a16-g128").result
     assert not [note for note in answer.notes if note.startswith("computed without")]
-    assert answer.reading.flags["tensor_parallel_size"] == "2"
-    assert answer.reading.flags["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
+    assert answer.parsed_log.flags["tensor_parallel_size"] == "2"
+    assert answer.parsed_log.flags["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> None:
@@ -403,10 +403,10 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
         return functions.explain_log(file, "qwen3.6-27b", **options, **others).result
 
     answer = explained("TP0", "TP1", quantize="w4a16-g128")
-    assert answer.reading.flags["tensor_parallel_size"] == 2
+    assert answer.parsed_log.flags["tensor_parallel_size"] == 2
     assert abs(answer.terms[0].difference) < 0.15
     first_rank = explained("TP0")
-    assert (first_rank.wrong_term, first_rank.suggested_flag, first_rank.terms[0].computed) == ("kv_cache", "", 0)
+    assert (first_rank.wrong_term, first_rank.suggested_flag, first_rank.terms[0].computed_value) == ("kv_cache", "", 0)
     assert any("TP0 alone" in note for note in first_rank.notes)
 
     for names, layout in (
@@ -416,14 +416,14 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
     ):
         file.write_text("".join(f"({name} pid=9) {line}" for name in names) + tokens)
         answer = functions.explain_log(file, "qwen3-0.6b", hardware="h100").result
-        assert (answer.reading.flags, bool(answer.reading.layout_note)) == (layout, bool(layout))
+        assert (answer.parsed_log.flags, bool(answer.parsed_log.layout_note)) == (layout, bool(layout))
 
     file.write_text(
         "".join(
             f"[2025-10-07 DP{rank} TP{rank}] KV Cache is allocated. #tokens: 9, KV size: 43.67 GB\n" for rank in (0, 7)
         )
     )
-    flags = functions.explain_log(file).result.reading.flags
+    flags = functions.explain_log(file).result.parsed_log.flags
     assert flags == {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
 
 

@@ -56,7 +56,7 @@ def test_a_bucket_ends_at_a_multiple_of_128_and_of_the_ranks_that_share_it(layou
 def test_ranks_of_data_and_of_contexts_share_the_optimizers_states(layout: Layout) -> None:
     """Each element is updated once in each tensor group, and no two ranks of a group have the same shard."""
     shared = buffer(layout)
-    ranks = [layout.coordinates(rank) for rank in range(layout.world)]
+    ranks = [layout.coordinates(rank) for rank in range(layout.world_size)]
     updated = sum(update.element_count for rank in ranks for update in optimizer_updates([shared], True, layout, rank))
     assert updated == layout.tp * sum(SIZES)
     assert sorted(shard_index(shared, layout, rank) for rank in ranks) == sorted([*range(layout.shards)] * layout.tp)

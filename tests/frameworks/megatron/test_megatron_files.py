@@ -148,7 +148,7 @@ def test_the_words_of_memory() -> None:
 
 def test_a_script_says_its_devices_and_what_is_taken_as_not_set() -> None:
     launch = read_launch(LAUNCHES / "gpt3_7b.sh")
-    assert launch.layout.world == 8
+    assert launch.layout.world_size == 8
     assert launch.notes == ("$WANDB_API_KEY: taken as not set",)
 
 
@@ -156,7 +156,7 @@ def test_as_few_devices_as_the_layout_can_have() -> None:
     launch = small(
         tensor_model_parallel_size=2, pipeline_model_parallel_size=2, num_experts=4, expert_model_parallel_size=4
     )
-    assert launch.layout.world == 16  # experts of 2 · 4 ranks in each of two stages
+    assert launch.layout.world_size == 16  # experts of 2 · 4 ranks in each of two stages
     assert launch.notes == ("16 devices are assumed, as few as the layout can have",)
 
 
@@ -319,7 +319,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
     assert said in text
     assert text.endswith("or --allow-unknown")
     flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-    assert len(read_megatron({**SMALL, **flags}, LaunchSource("small.json", allow_unknown=True)).unknown) == 1
+    assert len(read_megatron({**SMALL, **flags}, LaunchSource("small.json", allow_unknown=True)).unknown_arguments) == 1
 
 
 @in_one_test
@@ -362,9 +362,9 @@ def test_all_arguments_of_the_files_are_known() -> None:
     for path in LAUNCHES.glob("*.yaml"):
         if "MODEL_ARGS" in path.read_text():
             launch = read_launch(path, 8)
-            assert not launch.unknown
-            assert not set(launch.ignored) & set(known)
-    ignored = read("mla_moe_ep4.json").ignored
+            assert not launch.unknown_arguments
+            assert not set(launch.ignored_arguments) & set(known)
+    ignored = read("mla_moe_ep4.json").ignored_arguments
     assert "--moe-router-bias-update-rate" in ignored
 
 

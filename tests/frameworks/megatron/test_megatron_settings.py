@@ -44,7 +44,7 @@ def ask(name: str) -> None:
     """Replays a small run with that setting."""
     found = TRAINING[name]
     options: dict[str, Any] = {"seq": 64, name: value_of(name, found)}
-    options |= {found.setting.needs: 8} if found.setting.needs else {}
+    options |= {found.setting.required_setting: 8} if found.setting.required_setting else {}
     options |= {
         "momentum": {"optimizer": "sgd"},
         "loss_chunk": {"cross_entropy": "split"},
@@ -105,4 +105,4 @@ def test_any_other_is_refused(name: str) -> None:
 def test_values_of_megatron_are_words_of_the_settings() -> None:
     for name, values in KNOWN.items():
         for value in values:
-            assert SETTINGS[name].checked(value) == value
+            assert SETTINGS[name].checked_value(value) == value

@@ -30,7 +30,7 @@ def answer(target: str = "llama3.1-8b", hardware: str = "rtx-3060", engine: str 
     ],
 )
 def test_the_default_context_goes_by_version_and_memory(version: str, hardware: str, context: int) -> None:
-    assert answer(hardware=hardware, engine=f"ollama=={version}").result.assumed["--num-ctx"] == context
+    assert answer(hardware=hardware, engine=f"ollama=={version}").result.assumed_flags["--num-ctx"] == context
 
 
 def test_options_beat_the_environment() -> None:

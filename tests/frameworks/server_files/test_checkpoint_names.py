@@ -40,7 +40,7 @@ spec:
 def test_the_devices_that_a_container_counts_are_those_of_its_limit(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(POD)
-    assert servers_of_file(file)[0].values == {"tensor_parallel_size": "4"}
+    assert servers_of_file(file)[0].flag_values == {"tensor_parallel_size": "4"}
     file.write_text(POD.replace("    resources", "    # resources"))
     with pytest.raises(InputError, match="known only when the script runs"):
         servers_of_file(file)
@@ -52,7 +52,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
     file = tmp_path / "compose.yml"
     file.write_text(text)
     server = servers_of_file(file)[0]
-    assert (server.target, server.values) == ("Qwen/Qwen3-8B", {"max_model_len": "8192"})
+    assert (server.target, server.flag_values) == ("Qwen/Qwen3-8B", {"max_model_len": "8192"})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,9 @@ def test_a_variable_in_a_script_is_no_argument_of_the_image(tmp_path: Path) -> N
     script = "ulimit -n 65536; echo head; $KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4"
     file.write_text(POD.partition("    command:")[0] + f'    command: [/bin/bash, -lc, --]\n    args: ["{script}"]\n')
     servers = servers_of_file(file)
-    assert [(server.target, server.values) for server in servers] == [("Qwen/Qwen3-8B", {"tensor_parallel_size": "4"})]
+    assert [(server.target, server.flag_values) for server in servers] == [
+        ("Qwen/Qwen3-8B", {"tensor_parallel_size": "4"})
+    ]
 
 
 def test_a_router_of_the_engines_project_is_no_server(tmp_path: Path) -> None:

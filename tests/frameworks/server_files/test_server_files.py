@@ -209,7 +209,7 @@ OTHER_ENGINES = {
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_file_says(name: str) -> None:
     servers = servers_of_file(SERVING / name)
-    assert [(s.engine, s.version, s.target, dict(s.values)) for s in servers] == FORMS[name]
+    assert [(s.engine, s.version, s.target, dict(s.flag_values)) for s in servers] == FORMS[name]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_letters_of_a_compose_file_are_no_commands_of_a_shell(tmp_path: Path) ->
     lines += ["    - |", '      echo "a `quoted` word \\\\" >&2', '      vllm serve "$$@"', "    - --"]
     lines += ["    command: --model qwen3-8b --max-num-seqs ${SEQS:-8}"]
     file.write_text("\n".join(lines))
-    assert dict(servers_of_file(file)[0].values) == {"max_num_seqs": "8"}
+    assert dict(servers_of_file(file)[0].flag_values) == {"max_num_seqs": "8"}
 
 
 def test_a_template_is_refused_as_one(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_template_is_refused_as_one(tmp_path: Path) -> None:
 def test_variables_stand_for_flags(variables: str, values: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "serve.sh"
     file.write_text("".join(f"export {word}\n" for word in variables.split()) + "llama-server -m llama3.1-8b.gguf\n")
-    assert dict(servers_of_file(file)[0].values) == values
+    assert dict(servers_of_file(file)[0].flag_values) == values
 
 
 def test_a_fork_is_known_by_its_image_or_by_a_flag_of_its_own(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_variables_and_arguments_are_typed_beside_a_script() -> None:
         "tensor_parallel_size": "4",
         "enforce_eager": True,
         "kv_cache_dtype": "fp8",
-    }.items() <= server.values.items()
+    }.items() <= server.flag_values.items()
 
 
 def test_flags_typed_beside_a_file_replace_its_own() -> None:
@@ -442,8 +442,8 @@ def test_a_model_that_cannot_be_read_is_asked_for(tmp_path: Path) -> None:
 
 def test_unknown_flags_may_be_allowed() -> None:
     (server,) = read("vllm serve qwen3-8b --new-flag a b --max-num-seqs 4", allow_unknown=True)
-    assert server.unknown == {"--new-flag": "vLLM has no such flag"}
-    assert server.values == {"max_num_seqs": "4"}
+    assert server.unknown_flags == {"--new-flag": "vLLM has no such flag"}
+    assert server.flag_values == {"max_num_seqs": "4"}
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_unknown_flags_may_be_allowed() -> None:
 )  # fmt: skip
 def test_forms_of_flags_and_commands(text: str, values: dict[str, Any]) -> None:
     (server,) = read(text)
-    assert server.values == values
+    assert server.flag_values == values
 
 
 def test_older_options_of_tensorrt_llm_that_change_no_memory() -> None:
@@ -473,12 +473,12 @@ def test_older_options_of_tensorrt_llm_that_change_no_memory() -> None:
     options += "cuda_graph_batch_sizes: [1, 8, 64]\nmoe_backend: CUTLASS\nkv_cache_config:\n  dtype: fp8\n"
     text = f"cat > o.yml <<E\n{options}E\ntrtllm-serve qwen3-8b --extra_llm_api_options o.yml"
     (server,) = read(text)
-    assert server.values == {"kv_cache_dtype": "fp8"}
+    assert server.flag_values == {"kv_cache_dtype": "fp8"}
 
 
 def test_a_variable_that_is_not_set_is_left_out_with_a_note() -> None:
     (server,) = read("vllm serve qwen3-8b --max-num-seqs 4 $EXTRA ${MORE[@]}")
-    assert server.values == {"max_num_seqs": "4"}
+    assert server.flag_values == {"max_num_seqs": "4"}
     assert "$EXTRA is not set and left out" in server.notes
 
 
@@ -490,7 +490,7 @@ def test_the_first_word_names_the_model_before_a_flag() -> None:
 def test_a_configuration_of_another_engine_that_stands_alone() -> None:
     assert read("model: qwen3-8b\nmax-model-len: 8k\nlearning_rate: 1\n", "c.yaml") == []
     (server,) = read("model: qwen3-8b\nmax_model_len: 8k\nlimit_mm_per_prompt: {image: 0}\n", "c.yaml")
-    assert server.values == {"max_model_len": "8k", "limit_mm_per_prompt": {"image": "0"}}
+    assert server.flag_values == {"max_model_len": "8k", "limit_mm_per_prompt": {"image": "0"}}
 
 
 def test_servers_that_are_the_same_are_one() -> None:

@@ -46,7 +46,7 @@ def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "
 def test_the_default_fraction_is_that_of_the_version(
     version: str, flags: dict[str, Any], fraction: float | None
 ) -> None:
-    assert memory(version=version, **flags).assumed.get("--mem-fraction-static") == fraction
+    assert memory(version=version, **flags).assumed_flags.get("--mem-fraction-static") == fraction
 
 
 def test_tokens_are_what_the_fraction_leaves() -> None:
@@ -221,7 +221,7 @@ def test_the_default_fraction_reserves_buffers_of_deepep() -> None:
 
     def fraction(version: str, **flags: Any) -> float:
         answer = memory("deepseek-v3", hardware="h200", version=version, tp=8, **flags)
-        return float(answer.assumed["--mem-fraction-static"])
+        return float(answer.assumed_flags["--mem-fraction-static"])
 
     shown = 143771 / 1024
     for version, flags, reserved in (
@@ -285,7 +285,7 @@ def test_amd_keeps_memory_for_long_requests() -> None:
 
 def test_graphs_that_are_not_captured_need_no_reserve() -> None:
     def reserve(version: str, **flags: Any) -> float:
-        fraction = memory(version=version, chunked_prefill_size=4096, hardware="l4", **flags).assumed
+        fraction = memory(version=version, chunked_prefill_size=4096, hardware="l4", **flags).assumed_flags
         return (1 - float(fraction["--mem-fraction-static"])) * find_hardware("l4").memory_bytes / GIB
 
     for version, is_json_integer in (("0.5.13", False), ("0.5.14", True)):
@@ -410,14 +410,14 @@ def test_replicas_and_stages() -> None:
 
 def test_an_encoder_lowers_the_default_fraction() -> None:
     """27 layers of 1,152 are 1.424 times 24 of 1,024: 0.95 x (1 - 0.1 x 0.424)."""
-    fraction = memory("gemma3-27b", version="0.5.5").assumed["--mem-fraction-static"]
+    fraction = memory("gemma3-27b", version="0.5.5").assumed_flags["--mem-fraction-static"]
     text = round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)
     assert fraction == pytest.approx(text * 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1)), abs=1e-4)
 
 
 def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
     def reserve(**flags: Any) -> float:
-        return SHOWN * (1 - float(memory(**flags).assumed["--mem-fraction-static"]))
+        return SHOWN * (1 - float(memory(**flags).assumed_flags["--mem-fraction-static"]))
 
     off = {"version": "0.5.10", "disable_piecewise_cuda_graph": True}
     eagle = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/y"}
@@ -427,7 +427,7 @@ def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
 
 
 def test_latent_attention_has_a_reserve_of_its_own() -> None:
-    fraction = memory("deepseek-v3", hardware="h200", tp=8).assumed["--mem-fraction-static"]
+    fraction = memory("deepseek-v3", hardware="h200", tp=8).assumed_flags["--mem-fraction-static"]
     gib = find_hardware("h200").memory_bytes / GIB
     # 8,192 tokens of a chunk, graphs of 512 sequences, 8 ranks, and 1.5 GiB for graphs of prompts
     assert fraction == round((gib - (512 + 1.5 * 8192 + 2 * 512 + 1024 + 1536) / 1024) / gib, 3)
@@ -474,7 +474,7 @@ def test_replicas_of_attention_lower_the_default_fraction() -> None:
     fraction = memory("qwen3-30b-a3b", "h200", "0.5.5", tp_size=8, dp_size=8, enable_dp_attention=True)
     # graphs of 512 sequences: 4.5 MiB for each and for each replica
     reserve = (512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 512 * 8) / 1024
-    assert fraction.assumed["--mem-fraction-static"] == round((gib - reserve) / gib, 3)
+    assert fraction.assumed_flags["--mem-fraction-static"] == round((gib - reserve) / gib, 3)
 
 
 @pytest.mark.parametrize(
@@ -587,7 +587,7 @@ def test_flags_of_newer_versions() -> None:
 
 
 def test_a_model_without_a_context_length() -> None:
-    assert memory("bloom-560m").assumed["--context-length"] == 2048
+    assert memory("bloom-560m").assumed_flags["--context-length"] == 2048
 
 
 @pytest.mark.parametrize(("format_name", "factor"), [("bfloat16", 2), ("float16", 2), ("float32", 4)])

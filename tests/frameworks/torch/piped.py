@@ -49,7 +49,7 @@ class Stages(torch.nn.Module):
 @contextmanager
 def mesh_of(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, in torchtitan's order."""
-    dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
         sizes = layout.pp, layout.hsdp_replicas, layout.shards, layout.tp
         yield init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicas", "shards", "tp"))

@@ -169,7 +169,7 @@ def test_where_no_flag_alone_suffices_two_do_or_more_devices(target: str, engine
     ],
 )
 def test_chunks_of_prompts_bound_the_tokens_of_a_batch(version: str, flags: dict[str, Any], tokens: int) -> None:
-    assert answer(engine=f"vllm=={version}", **flags).result.assumed["--max-num-batched-tokens"] == tokens
+    assert answer(engine=f"vllm=={version}", **flags).result.assumed_flags["--max-num-batched-tokens"] == tokens
 
 
 @pytest.mark.parametrize(("hardware", "mib"), [("h100", 32), ("rtx-3090", 8.125)])
@@ -235,9 +235,11 @@ def test_blocks_have_the_tokens_that_an_indexer_selects_together() -> None:
     """
     server = {"hardware": "b300", "tensor_parallel_size": 2, "max_model_len": 8192, "quantize": "nvfp4"}
     result = answer("minimax-m3", engine="vllm==0.23", **server).result
-    assert (result.assumed["--block-size"], result.kv_tokens % 128) == (128, 0)
+    assert (result.assumed_flags["--block-size"], result.kv_tokens % 128) == (128, 0)
     sizes = {
-        hardware: answer("deepseek-v3.2", engine="vllm==0.13", hardware=hardware, tensor_parallel_size=8).result.assumed
+        hardware: answer(
+            "deepseek-v3.2", engine="vllm==0.13", hardware=hardware, tensor_parallel_size=8
+        ).result.assumed_flags
         for hardware in ("h200", "mi300x")
     }
     assert {hardware: flags["--block-size"] for hardware, flags in sizes.items()} == {"h200": 64, "mi300x": 16}
@@ -645,7 +647,7 @@ def test_a_batch_holds_the_longest_video_where_images_see_all_of_themselves(
 
 def test_throughput_doubles_the_defaults_of_a_batch() -> None:
     memory = answer(engine="vllm==0.33", performance_mode="throughput").result
-    assert (memory.assumed["--max-num-seqs"], memory.assumed["--max-num-batched-tokens"]) == (2048, 16384)
+    assert (memory.assumed_flags["--max-num-seqs"], memory.assumed_flags["--max-num-batched-tokens"]) == (2048, 16384)
 
 
 def test_encoders_that_are_whole_on_each_rank() -> None:

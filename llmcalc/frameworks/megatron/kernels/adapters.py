@@ -63,7 +63,7 @@ class AdapterKernels(DiscardedOutputKernels):
             lora_output = self._gather_columns(self._core_product(self._core_product(x, lora_a), lora_b))
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
                 received_rows = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
-                lora_output = self.t.split(lora_output, received_rows, 0)[0]
+                lora_output = self.aten.split(lora_output, received_rows, 0)[0]
         del x
         self.row_bias = bias
         return self._add_scaled(layer_output, lora_output)
@@ -161,4 +161,4 @@ class AdapterKernels(DiscardedOutputKernels):
 
     def _add_scaled(self, layer_output: Tensor, lora_output: Tensor) -> Tensor:
         """Adds the scaled output of an adapter to the layer's output."""
-        return self.add(layer_output, self.t.scale(lora_output))
+        return self.add(layer_output, self.aten.scale(lora_output))

@@ -23,7 +23,7 @@ LONGEST_FUSED = 4096
 
 NOT_MODELLED = {
     "sinks": "attention sinks",
-    "selected": "keys that an indexer selects",
+    "selected_keys": "keys that an indexer selects",
     "window": "sliding windows",
     "chunk": "chunks of attention",
     "cap": "soft-capped scores",
@@ -50,7 +50,7 @@ class AttentionKernels(LinearKernels):
 
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, because training has no cache."""
-        for cache_entry, new_entry in zip(operation.outs, operation.ins, strict=True):
+        for cache_entry, new_entry in zip(operation.output_values, operation.input_values, strict=True):
             self.bind(cache_entry, self.tensor_of(new_entry))
 
     def tensor_of(self, recorded_value: Value) -> Tensor:
@@ -68,7 +68,7 @@ class AttentionKernels(LinearKernels):
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head once for all query heads that share it."""
-        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
+        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
@@ -76,10 +76,10 @@ class AttentionKernels(LinearKernels):
         self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
-        if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
+        if any(operation.output_values[0].axes[0].name not in HEADS for operation in fused_operations):
             return super().split_product(fused_operations, product, output_widths)
         qkv_parts = self.split_columns(product, output_widths)
-        heads = [operation.outs[0].axes[0].size for operation in fused_operations]
+        heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
         query_groups = min(heads)
         # [groups, queries of a group]: no view of heads
         if len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups:
@@ -113,15 +113,15 @@ class AttentionKernels(LinearKernels):
 
     def do_rope(self, operation: Step) -> None:
         """Applies rotary embeddings to queries or keys."""
-        x = self.tensor_read_by(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.input_values[0])
         self.frames[-1].local_tensors[f"qkv_output of {operation.name} {id(operation)}"] = x
-        self.bind(operation.outs[0], self.rotate(x))
+        self.bind(operation.output_values[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
-        if self.rank_choices.rope_fusion:
+        if self.rank_choices.fuses_rope:
             return self.copy_reordered("rope", x, x.shape)
-        aten = self.t
+        aten = self.aten
         rotated_input = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
         return self.dense_copy(rotated_input)
 
@@ -135,15 +135,15 @@ class AttentionKernels(LinearKernels):
         refusal_reason = unsupported_attention_reason(operation)
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
-        q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
-        heads = operation.outs[0].axes[0].size
-        if operation.ins[1].unrepeated is not None:
-            kv_heads = operation.ins[1].unrepeated.axes[0].size
+        q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values[:3])
+        heads = operation.output_values[0].axes[0].size
+        if operation.input_values[1].unrepeated is not None:
+            kv_heads = operation.input_values[1].unrepeated.axes[0].size
         else:
-            kv_heads = operation.ins[1].axes[0].size
-        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+            kv_heads = operation.input_values[1].axes[0].size
+        is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
-        output_width = operation.outs[0].width
+        output_width = operation.output_values[0].width
 
         def run_attention(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
@@ -157,7 +157,7 @@ class AttentionKernels(LinearKernels):
         else:
             attention_output = run_attention(inputs)
         del inputs
-        self.bind(operation.outs[0], attention_output)
+        self.bind(operation.output_values[0], attention_output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
@@ -179,7 +179,7 @@ class AttentionKernels(LinearKernels):
         another workspace, whose size the library alone knows: it is not counted.
         """
         autograd_graph, row_count = self.graph, q.shape[0]
-        query_sums_shape = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
+        query_sums_shape = None if self.rank_choices.is_deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         qkv = (q, k, v)
@@ -240,7 +240,7 @@ class AttentionKernels(LinearKernels):
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, split_count = q.shape, 1
-        if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
+        if self.rank_choices.is_deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             split_count = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -267,7 +267,7 @@ class AttentionKernels(LinearKernels):
             v = self.copy_reordered("repeat", v, (key_rows, width))
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
-        uses_transformer_engine = kernel_choices.transformer_engine
+        uses_transformer_engine = kernel_choices.uses_transformer_engine
         attention_mask = None
         if is_masked and uses_transformer_engine:
             attention_mask = autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
@@ -339,11 +339,11 @@ class AttentionKernels(LinearKernels):
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
         has_fitting_sizes = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
-        return bool(self.rank_choices.softmax_fusion and has_fitting_sizes and heads % 4 == 0)
+        return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""
-        kernel_choices, aten, x = self.rank_choices, self.t, scores
+        kernel_choices, aten, x = self.rank_choices, self.aten, scores
         if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:

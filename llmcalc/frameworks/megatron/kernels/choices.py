@@ -23,33 +23,33 @@ class RankKernelChoices:
 
     tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.
     sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.
-    transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
+    uses_transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
     attention_backend: the backend of attention.
     attention_dropout, hidden_dropout: dropout probabilities; 0 runs no dropout.
-    softmax_fusion: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
+    fuses_softmax: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
     runs_softmax_in_fp32: whether the unfused softmax computes in float32.
     scales_scores: whether scores are scaled before the unfused softmax.
     has_batch_mask: whether a mask comes with the batch.
     cp_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
     fuses_gradient_accumulation: whether products add weight gradients to the main gradients themselves.
-    bias_activation: whether one kernel computes the bias and the activation after a product.
-    rope_fusion: whether one kernel rotates queries and keys.
+    fuses_bias_and_activation: whether one kernel computes the bias and the activation after a product.
+    fuses_rope: whether one kernel rotates queries and keys.
     fuses_latent_rope: whether one kernel rotates latent attention's.
     has_user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own
         buffers.
     multiplies_logits: whether logits are multiplied by a number.
     loss_implementation: the implementation of the loss.
-    deterministic: whether algorithms are deterministic.
+    is_deterministic: whether algorithms are deterministic.
     multiprocessors: multiprocessors of the GPU.
     has_padding_mask: whether attention that is not causal takes a padding mask.
-    weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
-    grouped_gemm: whether all experts of a rank are one grouped product.
+    fuses_weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
+    uses_grouped_gemm: whether all experts of a rank are one grouped product.
     dispatcher: how tokens are sent to their experts.
-    permute_fusion: whether one kernel sorts rows by expert.
+    fuses_permutation: whether one kernel sorts rows by expert.
     runs_router_in_fp32: whether the router computes in float32.
     capacity_factor: padded rows of an expert per row of an even share; None (default) if no row is dropped.
-    aux_loss: whether the router has an auxiliary loss.
-    z_loss: whether the router has a loss of the size of its logits.
+    has_auxiliary_loss: whether the router has an auxiliary loss.
+    has_z_loss: whether the router has a loss of the size of its logits.
     shared_experts_first: whether shared experts run before the router.
     detaches_layers: whether each layer begins a graph of its own, so that passes of two micro-batches can overlap.
     combines_in_one_function: whether one function combines the outputs of experts; its caller still refers to its
@@ -59,7 +59,7 @@ class RankKernelChoices:
     fp8_recipe: the recipe of 8-bit products.
     has_fp8_weights: whether weights of linear layers have 8 bits.
     saves_transposed: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
-    amax_history: maxima per tensor that delayed scaling remembers.
+    amax_history_length: maxima per tensor that delayed scaling remembers.
     bf16_layers: numbers of the first and of the last layers that stay in 16 bits.
     model_layers: layers of the whole model.
     trains_indexer: whether indexers learn the shares of attention.
@@ -78,33 +78,33 @@ class RankKernelChoices:
     ep: int = 1
     etp: int = 1
     sequence_parallel: bool = False
-    transformer_engine: bool = True
+    uses_transformer_engine: bool = True
     attention_backend: AttentionBackend = "fused"
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
-    softmax_fusion: bool = True
+    fuses_softmax: bool = True
     runs_softmax_in_fp32: bool = False
     scales_scores: bool = False
     has_batch_mask: bool = True
     cp_exchange: str = "p2p"
     fuses_gradient_accumulation: bool = True
-    bias_activation: bool = True
-    rope_fusion: bool = True
+    fuses_bias_and_activation: bool = True
+    fuses_rope: bool = True
     fuses_latent_rope: bool = True
     has_user_buffers: bool = False
     multiplies_logits: bool = False
     loss_implementation: Loss = "unfused"
-    deterministic: bool = False
+    is_deterministic: bool = False
     multiprocessors: int = 132
     has_padding_mask: bool = False
-    weighted_activation: bool = False
-    grouped_gemm: bool = False
+    fuses_weighted_activation: bool = False
+    uses_grouped_gemm: bool = False
     dispatcher: Dispatcher = "allgather"
-    permute_fusion: bool = False
+    fuses_permutation: bool = False
     runs_router_in_fp32: bool = False
     capacity_factor: float | None = None
-    aux_loss: bool = True
-    z_loss: bool = False
+    has_auxiliary_loss: bool = True
+    has_z_loss: bool = False
     shared_experts_first: bool = True
     combines_in_one_function: bool = False
     detaches_layers: bool = False
@@ -112,7 +112,7 @@ class RankKernelChoices:
     fp8_recipe: Recipe = "none"
     has_fp8_weights: bool = False
     saves_transposed: bool = True
-    amax_history: int = 1
+    amax_history_length: int = 1
     bf16_layers: tuple[int, int] = (0, 0)
     model_layers: int = 0
     trains_indexer: bool = False

@@ -27,22 +27,22 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         """Returns the tensor unchanged, since all activations have one number format."""
-        self.bind(operation.outs[0], self.tensor_of(operation.ins[-1]))
+        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[-1]))
 
     def do_flat(self, operation: Step) -> None:
         """Returns the tensor unchanged, because every row already holds all heads of a token."""
-        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
+        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, or leaves a gate's activation to the later multiplication."""
-        x = self.tensor_read_by(operation, operation.ins[0])
-        if self._is_gate(operation.outs[0]):
-            self.bind(operation.outs[0], x)
+        x = self.tensor_read_by(operation, operation.input_values[0])
+        if self._is_gate(operation.output_values[0]):
+            self.bind(operation.output_values[0], x)
             return
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(operation.outs[0], self.activation(x, bias))
+        self.bind(operation.output_values[0], self.activation(x, bias))
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
@@ -50,7 +50,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
-        is_fused = self.rank_choices.bias_activation and bias is not None
+        is_fused = self.rank_choices.fuses_bias_and_activation and bias is not None
         if bias is not None and not is_fused:
             x = self.with_bias(x, bias)
         activation_inputs = [x, bias] if is_fused and bias is not None else [x]
@@ -69,19 +69,21 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up from the output of one fused projection."""
-        if operation.outs[0].axes[0].name == "heads":
+        if operation.output_values[0].axes[0].name == "heads":
             self.bind(
-                operation.outs[0],
-                self.multiply_by_gate(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
+                operation.output_values[0],
+                self.multiply_by_gate(
+                    *(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
+                ),
             )
             return
         gate = self.gate_and_up(operation)
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(operation.outs[0], self.gated_activation(gate, bias, operation.outs[0].width))
+        self.bind(operation.output_values[0], self.gated_activation(gate, bias, operation.output_values[0].width))
 
     def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the fused gate-and-up projection's output. Raises `UnsupportedKernel` for separate projections."""
-        gate, up_output = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
+        gate, up_output = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
         if gate is not up_output:
             raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)
         return gate
@@ -92,43 +94,45 @@ class ElementwiseKernels(AttentionKernels):
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, output_width: int) -> Tensor:
         """Computes act(gate) · up from one tensor that contains gate and up."""
-        if self.rank_choices.bias_activation:
+        if self.rank_choices.fuses_bias_and_activation:
             activation_inputs = [x] if bias is None else [x, bias]
             return self.node_with_new_gradients(
                 "glu", activation_inputs, self.graph.new_tensor((x.shape[0], output_width), x.dtype), x
             )
         if bias is not None:
             x = self.with_bias(x, bias)
-        gate, up_output = self.t.split(x, (output_width, output_width))
+        gate, up_output = self.aten.split(x, (output_width, output_width))
         del x
-        activated_gate = self.t.elementwise_function("silu", gate)
-        return self.t.mul(activated_gate, up_output)
+        activated_gate = self.aten.elementwise_function("silu", gate)
+        return self.aten.mul(activated_gate, up_output)
 
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
         """Defers the dropout of a sublayer's output to the residual addition."""
-        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
+        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
-            self.dropout_outputs.add(id(operation.outs[0]))
+            self.dropout_outputs.add(id(operation.output_values[0]))
 
     def do_add(self, operation: Step) -> None:
         """Adds two tensors, and applies deferred dropout to either of them."""
         dropout_output = next(
-            (input_value for input_value in operation.ins if id(input_value) in self.dropout_outputs), None
+            (input_value for input_value in operation.input_values if id(input_value) in self.dropout_outputs), None
         )
         if dropout_output is None:
             self.bind(
-                operation.outs[0],
-                self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
+                operation.output_values[0],
+                self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)),
             )
             return
-        residual_value = next(input_value for input_value in operation.ins if input_value is not dropout_output)
+        residual_value = next(
+            input_value for input_value in operation.input_values if input_value is not dropout_output
+        )
         bias, self.row_bias = self.row_bias, None
         sum_output = self.bias_dropout_add(
             self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual_value), bias
         )
-        self.bind(operation.outs[0], sum_output)
+        self.bind(operation.output_values[0], sum_output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""

@@ -44,16 +44,16 @@ class ExpertKernels(HeadKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the router, the gate of shared experts, or another unsharded linear layer."""
-        if operation.about.get("kind") == "shared_expert":
+        if operation.node_fields.get("kind") == "shared_expert":
             return self.shared_expert_gate(operation, x)
-        if operation.about.get("kind") == "router":
+        if operation.node_fields.get("kind") == "router":
             return self.router_linear(operation, x)
         return super().undivided_linear(operation, x)
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
         first_parameter_index, (n_rows, n_in) = len(self.ordered_parameters), x.shape
-        weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
+        weight, _ = self.linear_weights(operation, operation.output_values[0].width, "")
         self.later_parameters += self.ordered_parameters[first_parameter_index:]
         del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
@@ -72,7 +72,7 @@ class ExpertKernels(HeadKernels):
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs RouterGatingLinearFunction, always as a matrix product of Transformer Engine."""
-        weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
+        weight, bias = self.linear_weights(operation, operation.output_values[0].width, "router")
         dtype, (row_count, row_width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
         router_logits = self.graph.new_tensor((row_count, weight.shape[0]), dtype)
@@ -87,8 +87,8 @@ class ExpertKernels(HeadKernels):
             weight_gradient = autograd_graph.new_tensor(weight.shape, dtype)
             del input_copy
             if is_fp32:
-                input_gradient = self.t.to(input_gradient, BFLOAT16)
-                weight_gradient = self.t.to(weight_gradient, BFLOAT16)
+                input_gradient = self.aten.to(input_gradient, BFLOAT16)
+                weight_gradient = self.aten.to(weight_gradient, BFLOAT16)
             return [
                 input_gradient,
                 weight_gradient,
@@ -100,11 +100,11 @@ class ExpertKernels(HeadKernels):
 
     def do_buffer(self, operation: Step) -> None:
         """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
-        self.bind(operation.outs[0], empty(UncountedMeter(), self.shape(operation.outs[0]), FLOAT32))
+        self.bind(operation.output_values[0], empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
-        logits = self.tensor_read_by(operation, operation.ins[0])
+        logits = self.tensor_read_by(operation, operation.input_values[0])
         k = operation.options["top_k"]
         autograd_graph = self.graph
         row_count, expert_count = logits.shape
@@ -121,11 +121,11 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.capacity_factor is not None:
             saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), BOOL))
             router_probs = autograd_graph.new_tensor((row_count, expert_count), dtype)
-        if self.rank_choices.aux_loss:
+        if self.rank_choices.has_auxiliary_loss:
             saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
-        if self.rank_choices.z_loss:  # logsumexp
+        if self.rank_choices.has_z_loss:  # logsumexp
             saved_by_router += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
-        has_aux_loss = self.rank_choices.aux_loss
+        has_aux_loss = self.rank_choices.has_auxiliary_loss
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             aux_gradient = autograd_graph.new_tensor((row_count, expert_count), FLOAT32) if has_aux_loss else None
@@ -141,7 +141,7 @@ class ExpertKernels(HeadKernels):
 
     def do_dispatch(self, operation: Step) -> None:
         """Sends tokens to their experts with the run's dispatcher."""
-        local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.ins[0])
+        local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         self.top_k: int = operation.options["top_k"]
         self.all_experts: int = operation.options["experts"].size
         dispatch_functions = {
@@ -151,11 +151,11 @@ class ExpertKernels(HeadKernels):
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
-        self.bind(operation.outs[0], expert_rows)
+        self.bind(operation.output_values[0], expert_rows)
 
     def do_combine(self, operation: Step) -> None:
         """Returns expert outputs to their tokens with the run's dispatcher."""
-        local_tensors, y = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.ins[0])
+        local_tensors, y = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         expert_outputs = [y]
         del y
         combine_functions = {
@@ -166,7 +166,7 @@ class ExpertKernels(HeadKernels):
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combines_in_one_function:
             local_tensors["output"] = combined_output
-        self.bind(operation.outs[0], combined_output)
+        self.bind(operation.output_values[0], combined_output)
 
     @property
     def local_experts(self) -> int:
@@ -230,7 +230,7 @@ class ExpertKernels(HeadKernels):
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, row_width = self.graph, x.shape[1]
-        if self.rank_choices.permute_fusion:
+        if self.rank_choices.fuses_permutation:
             row_map = autograd_graph.new_tensor((tokens, 2 * expert_count + 1), INT32)
         else:
             transposed_map = autograd_graph.new_tensor((expert_count, tokens), BOOL)
@@ -260,11 +260,13 @@ class ExpertKernels(HeadKernels):
         autograd_graph, y = self.graph, expert_outputs.pop()
         rows_shape, dtype = y.shape, y.dtype
         token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
-        if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
+        if not self.rank_choices.fuses_permutation and self.rank_choices.is_deterministic:
             # made twice (moe_utils.py, `unpermute`)
             token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         saved_for_backward = (
-            [row_index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [row_index]
+            [row_index, y]
+            if self.rank_choices.is_deterministic and not self.rank_choices.fuses_permutation
+            else [row_index]
         )
         return self.node_with_new_gradients("unpermute", (y,), token_sums, *saved_for_backward)
 
@@ -277,11 +279,11 @@ class ExpertKernels(HeadKernels):
         summed_outputs = self.unpermute(expert_outputs, gathered_row_count, local_tensors["index"])
         if group_size == 1:
             return summed_outputs
-        combined_rows = self.t.to(summed_outputs, self.router_dtype)
+        combined_rows = self.aten.to(summed_outputs, self.router_dtype)
         row_count = gathered_row_count // group_size
         del row_width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
-        return self.t.to(reduced_rows, BFLOAT16)
+        return self.aten.to(reduced_rows, BFLOAT16)
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
@@ -317,7 +319,7 @@ class ExpertKernels(HeadKernels):
         kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
         ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
-            probs = self.t.to(probs, FLOAT32)
+            probs = self.aten.to(probs, FLOAT32)
         row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
             self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
@@ -364,8 +366,8 @@ class ExpertKernels(HeadKernels):
             expert_outputs.pop(0)
         if kernel_choices.etp > 1:
             row_count = row_count // kernel_choices.etp
-            unreduced_rows = self.t.to(expert_outputs.pop(), local_tensors["probs"].dtype)
-            expert_outputs.append(self.t.to(self.move_rows("reduce_scatter", unreduced_rows, row_count), BFLOAT16))
+            unreduced_rows = self.aten.to(expert_outputs.pop(), local_tensors["probs"].dtype)
+            expert_outputs.append(self.aten.to(self.move_rows("reduce_scatter", unreduced_rows, row_count), BFLOAT16))
             del unreduced_rows
         local_tensors["output"] = expert_outputs[0]
         if kernel_choices.ep > 1:
@@ -379,16 +381,16 @@ class ExpertKernels(HeadKernels):
 
     def do_experts(self, operation: Step) -> None:
         """Runs one grouped linear layer of the experts."""
-        output_value = operation.outs[0]
+        output_value = operation.output_values[0]
         if id(operation) in self.pending_outputs:
             self.bind(output_value, self.pending_outputs.pop(id(operation)))
             return
-        if self.rank_choices.grouped_gemm:
+        if self.rank_choices.uses_grouped_gemm:
             fused_operations = self.fused_expert_steps(operation)
             expert_output = self.grouped_linear(
                 operation,
-                self.tensor_read_by(operation, operation.ins[0]),
-                sum(expert_step.outs[0].width for expert_step in fused_operations),
+                self.tensor_read_by(operation, operation.input_values[0]),
+                sum(expert_step.output_values[0].width for expert_step in fused_operations),
             )
             for expert_step in fused_operations:
                 if expert_step is operation:
@@ -401,7 +403,7 @@ class ExpertKernels(HeadKernels):
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
         expert_steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
-        if self.rank_choices.grouped_gemm or not expert_steps:
+        if self.rank_choices.uses_grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, expert_steps)
 
@@ -410,21 +412,21 @@ class ExpertKernels(HeadKernels):
         autograd_graph = self.graph
         input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
         has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
-        expert_count, inner_width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
-        hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
-        x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
+        expert_count, inner_width = self.local_experts, sum(layer.output_values[0].width for layer in input_layers)
+        hidden_width, output_width = output_layer.input_values[0].width, output_layer.output_values[0].width
+        x, probs = self.tensor_of(input_layers[0].input_values[0]), self.row_probs
         row_count = x.shape[0]
         rows_per_expert = row_count // expert_count
-        expert_inputs = [x] if expert_count == 1 else self.t.split(x, [rows_per_expert] * expert_count, 0)
-        row_probs = [probs] if expert_count == 1 else self.t.split(probs, [rows_per_expert] * expert_count, 0)
+        expert_inputs = [x] if expert_count == 1 else self.aten.split(x, [rows_per_expert] * expert_count, 0)
+        row_probs = [probs] if expert_count == 1 else self.aten.split(probs, [rows_per_expert] * expert_count, 0)
         input_width = x.shape[1]
-        self.forget(input_layers[0].ins[0].storage)
+        self.forget(input_layers[0].input_values[0].storage)
         del x, probs
         expert_outputs: list[Tensor] = []
         for i, (expert_input, part_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
             expert_output = self.expert_linear(input_layers[0], expert_input, i, input_width, inner_width, "column")
             if has_gate:
-                if self.rank_choices.bias_activation:
+                if self.rank_choices.fuses_bias_and_activation:
                     activation = self.weighted_glu(expert_output, part_probs, hidden_width)
                 else:
                     activation = self.multiply_by_probabilities(
@@ -446,7 +448,7 @@ class ExpertKernels(HeadKernels):
                 lambda g, _: [Tensor(tensor_shape, g.dtype, g.storage, g.strides) for tensor_shape in output_shapes],
             )
         del expert_outputs
-        self.bind(output_layer.outs[0], combined_output)
+        self.bind(output_layer.output_values[0], combined_output)
 
     def expert_linear(
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
@@ -463,7 +465,7 @@ class ExpertKernels(HeadKernels):
             else None
         )
         self.in_expert = previous_in_expert
-        uses_transformer_engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
+        uses_transformer_engine, row_count = self.rank_choices.uses_transformer_engine, x.shape[0]
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
 
@@ -480,7 +482,7 @@ class ExpertKernels(HeadKernels):
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
         """Returns the expert layers with the same input, which run as one grouped matrix product."""
-        output_readers = self.readers[id(operation.ins[0].storage)]
+        output_readers = self.readers[id(operation.input_values[0].storage)]
         return [
             consumer_step
             for consumer_step, module in output_readers
@@ -528,34 +530,36 @@ class ExpertKernels(HeadKernels):
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, which on expert rows also multiplies by the router probabilities."""
-        if not self.has_expert_rows(operation) or self._is_gate(operation.outs[0]):
+        if not self.has_expert_rows(operation) or self._is_gate(operation.output_values[0]):
             super().do_act(operation)
             return
-        x = self.tensor_read_by(operation, operation.ins[0])
-        if self.rank_choices.weighted_activation:
-            self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
+        x = self.tensor_read_by(operation, operation.input_values[0])
+        if self.rank_choices.fuses_weighted_activation:
+            self.bind(
+                operation.output_values[0], self.weighted_glu(x, self.row_probs, operation.output_values[0].width)
+            )
             return
         activation_output = self.node_with_new_gradients("activation", (x,), self.empty_like(x), x)
         del x
-        self.bind(operation.outs[0], self.multiply_by_probabilities(activation_output, self.row_probs))
+        self.bind(operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
-        if operation.ins[0].width == 1:  # a number for each token
-            logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
-            self.bind(operation.outs[0], self.t.mul(y, self.t.elementwise_function("sigmoid", logits)))
+        if operation.input_values[0].width == 1:  # a number for each token
+            logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
+            self.bind(operation.output_values[0], self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits)))
             return
         if not self.has_expert_rows(operation):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
-        output_width = operation.outs[0].width
-        if not self.rank_choices.bias_activation:
+        output_width = operation.output_values[0].width
+        if not self.rank_choices.fuses_bias_and_activation:
             activation_output = self.gated_activation(gate, None, output_width)
             del gate
-            self.bind(operation.outs[0], self.multiply_by_probabilities(activation_output, self.row_probs))
+            self.bind(operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs))
             return
-        self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, output_width))
+        self.bind(operation.output_values[0], self.weighted_glu(gate, self.row_probs, output_width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
@@ -571,7 +575,7 @@ class ExpertKernels(HeadKernels):
 
     def has_expert_rows(self, operation: Step) -> bool:
         """Whether an operation computes on token rows that were sent to experts."""
-        return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
+        return any(axis.name == "expert_ffn" for axis in operation.input_values[0].axes)
 
     def multiply_by_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
@@ -587,7 +591,7 @@ class ExpertKernels(HeadKernels):
             return [x_gradient, probs_gradient]
 
         self.record_node("mul", (x, probs), [scaled_x], backward, x, probs)
-        return self.t.to(scaled_x, BFLOAT16)
+        return self.aten.to(scaled_x, BFLOAT16)
 
 
 def _shared_experts(module_scope: ModuleScope) -> list[Item]:
@@ -596,13 +600,15 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     scope_positions = [
         i
         for i, scope_item in enumerate(scope_items)
-        if isinstance(scope_item, ModuleScope) and scope_item.about.get("kind") == "shared_expert"
+        if isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("kind") == "shared_expert"
     ]
     if not scope_positions:
         return []
     end_position = scope_positions[-1] + 1
     gate_positions = [
-        i for i, item in enumerate(scope_items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
+        i
+        for i, item in enumerate(scope_items)
+        if isinstance(item, Step) and item.node_fields.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(

@@ -69,7 +69,11 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * tensor_count for tensors in (3, 2) for tensor_count in (tensors, tensors * kernel_choices.amax_history)]
+        [
+            4 * tensor_count
+            for tensors in (3, 2)
+            for tensor_count in (tensors, tensors * kernel_choices.amax_history_length)
+        ]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )
@@ -251,7 +255,9 @@ class Fp8Kernels(DeltaKernels):
     @property
     def saves_16_bit_input(self) -> bool:
         """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
-        is_shared_expert = any(module_call.scope.about.get("kind") == "shared_expert" for module_call in self.frames)
+        is_shared_expert = any(
+            module_call.scope.node_fields.get("kind") == "shared_expert" for module_call in self.frames
+        )
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -339,7 +345,7 @@ class Fp8Kernels(DeltaKernels):
         """Runs an 8-bit Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
         if not self.runs_in_fp8:
             return super().row_linear(operation, x)
-        weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
+        weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
         follows_attention = any(
             gate_layer.verb == "attention" for gate_layer in direct_steps(self.module_of_step[id(operation)])
         )
@@ -348,9 +354,9 @@ class Fp8Kernels(DeltaKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs an 8-bit linear layer that every rank computes in full."""
-        if not self.runs_in_fp8 or operation.about.get("kind") in ("router", "shared_expert"):
+        if not self.runs_in_fp8 or operation.node_fields.get("kind") in ("router", "shared_expert"):
             return super().undivided_linear(operation, x)
-        weight, bias = self.linear_weights(operation, operation.outs[0].width, "matrix")
+        weight, bias = self.linear_weights(operation, operation.output_values[0].width, "matrix")
         if bias is not None:
             raise self.unsupported(
                 "no kernels for a bias of a product in 8 bits that every rank computes", operation.name

@@ -38,7 +38,7 @@ class DeltaKernels(MambaKernels):
             (
                 operation
                 for operation in branch_steps
-                if isinstance(operation.op, DeltaRule) and not operation.op.by_channel
+                if isinstance(operation.op, DeltaRule) and not operation.op.decays_by_channel
             ),
             None,
         )
@@ -50,12 +50,12 @@ class DeltaKernels(MambaKernels):
 
     def _run_delta_mixer(self, module_scope: ModuleScope, core_scope: Step) -> None:
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
-        aten, delta_op, batch = self.t, core_scope.op, self.run_config.batch
+        aten, delta_op, batch = self.aten, core_scope.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
-        projection_widths = [named_steps[projection_name].outs[0].width for projection_name in PROJECTIONS]
+        projection_widths = [named_steps[projection_name].output_values[0].width for projection_name in PROJECTIONS]
         query_projection = named_steps[PROJECTIONS[0]]
-        input_value = query_projection.ins[0]
+        input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
         self.forget(input_value.storage)
         projected_input = self.column_linear(query_projection, x, sum(projection_widths[1:], projection_widths[0]))
@@ -68,7 +68,7 @@ class DeltaKernels(MambaKernels):
         gate = aten.unflatten(gate, -1, (delta_op.heads, delta_op.value_dim))
         kernel_size = named_steps["conv1d"].options["kernel"]
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel_size))
-        if self.rank_choices.deterministic:
+        if self.rank_choices.is_deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
             _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel_size - 1)
             qkv = aten.transpose(aten.elementwise_function("silu", aten.slice(_conv_out, tokens)), 1, 2)
@@ -78,11 +78,11 @@ class DeltaKernels(MambaKernels):
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
-        delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
+        delta_rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_alone
         rule_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.bind(
-            output_projection.outs[0],
+            output_projection.output_values[0],
             self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, rule_output, gate)),
         )
 
@@ -139,7 +139,7 @@ class DeltaKernels(MambaKernels):
 
     def _run_gated_norm(self, norm_step: Step, delta_rule: DeltaRule, rule_output: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
-        aten, (batch, tokens) = self.t, rule_output.shape[:2]
+        aten, (batch, tokens) = self.aten, rule_output.shape[:2]
         flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
         normed_output = self.norm(aten.reshape(rule_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
         gated_output = self.multiply_by_gate(normed_output, aten.reshape(gate, flat_shape))
@@ -222,21 +222,21 @@ def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis, with torch's gradient (`cumsum_backward`)."""
 
     def backward(output_gradient: Tensor, _: Needs) -> Gradients:
-        flipped_gradient = aten.like(output_gradient)
-        flipped_sums = aten.like(flipped_gradient)
-        input_gradient = aten.like(flipped_sums)
+        flipped_gradient = aten.new_like(output_gradient)
+        flipped_sums = aten.new_like(flipped_gradient)
+        input_gradient = aten.new_like(flipped_sums)
         del flipped_gradient, flipped_sums
         return (input_gradient,)
 
-    return record(aten.graph, "cumsum", (x,), aten.like(x), backward)
+    return record(aten.graph, "cumsum", (x,), aten.new_like(x), backward)
 
 
 def tril(aten: Aten, x: Tensor) -> Tensor:
     """Returns the lower triangle of a matrix, whose gradient is a lower triangle too."""
-    return record(aten.graph, "tril", (x,), aten.like(x), lambda g, _: (aten.like(g),))
+    return record(aten.graph, "tril", (x,), aten.new_like(x), lambda g, _: (aten.new_like(g),))
 
 
 def masked_fill_in_place(aten: Aten, x: Tensor, mask: Tensor) -> Tensor:
     """Fills masked elements in place, and saves the mask for the gradient."""
     filled_tensor = Tensor(x.shape, x.dtype, x.storage, x.strides)
-    return record(aten.graph, "masked_fill_", (x,), filled_tensor, lambda g, _, mask: (aten.like(g),), mask)
+    return record(aten.graph, "masked_fill_", (x,), filled_tensor, lambda g, _, mask: (aten.new_like(g),), mask)

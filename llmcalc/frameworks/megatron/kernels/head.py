@@ -24,7 +24,7 @@ class HeadKernels(ElementwiseKernels):
 
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
-        index_kind, table_output = operation.options["by"], operation.outs[0]
+        index_kind, table_output = operation.options["by"], operation.output_values[0]
         embedding_table = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
         row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
@@ -41,7 +41,12 @@ class HeadKernels(ElementwiseKernels):
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
-        table_key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
+        table_key = (
+            "",
+            "positions",
+            self.element_count(operation.weight.input_axes),
+            self.element_count(operation.weight.output_axes),
+        )
         if table_key not in self.weights:
             self.weights[table_key] = self.with_role("positions", lambda: self.embedding_table(operation))
         return self.weights[table_key]
@@ -58,7 +63,7 @@ class HeadKernels(ElementwiseKernels):
             embeddings.leaf |= self.layers_input_takes_gradient
             self.values[id(stack_input)] = embeddings
             del embeddings
-        if layer_scopes[0].about.get("kind") != "mtp":
+        if layer_scopes[0].node_fields.get("kind") != "mtp":
             self.run_layers_with_recompute(layer_scopes)
             if self.weight_gathering is not None:
                 self.weight_gathering.gather(None)
@@ -155,7 +160,7 @@ class HeadKernels(ElementwiseKernels):
 
     def _encoder_inputs(self, operation: Step) -> list[Value]:
         """Returns the tensors from the encoder that cross-attention reads."""
-        return list(operation.ins[1:2]) if operation.verb == "attention" else []
+        return list(operation.input_values[1:2]) if operation.verb == "attention" else []
 
     def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
@@ -183,13 +188,15 @@ class HeadKernels(ElementwiseKernels):
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
-            item for item in module_scope.items if isinstance(item, ModuleScope) and item.about.get("kind") == "mtp"
+            item
+            for item in module_scope.items
+            if isinstance(item, ModuleScope) and item.node_fields.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
                 module_item
                 for module_item in module_scope.items
-                if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "lm_head"
+                if isinstance(module_item, ModuleScope) and module_item.node_fields.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
             module_scope.items = [
@@ -200,7 +207,7 @@ class HeadKernels(ElementwiseKernels):
 
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
-        logits = self.tensor_of(operation.ins[0])
+        logits = self.tensor_of(operation.input_values[0])
         self.further_outputs.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
@@ -208,12 +215,14 @@ class HeadKernels(ElementwiseKernels):
         """Runs a linear layer, or the input projection of a multi-token-prediction module."""
         if (
             self.is_in_multi_token_prediction
-            and self.frames[-1].scope.about.get("kind") == "mtp"
+            and self.frames[-1].scope.node_fields.get("kind") == "mtp"
             and not self.is_output_layer(operation)
         ):
             self.bind(
-                operation.outs[0],
-                self._project_embedding_and_hidden(operation, self.tensor_read_by(operation, operation.ins[0])),
+                operation.output_values[0],
+                self._project_embedding_and_hidden(
+                    operation, self.tensor_read_by(operation, operation.input_values[0])
+                ),
             )
         else:
             super().do_linear(operation)
@@ -223,7 +232,7 @@ class HeadKernels(ElementwiseKernels):
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
-        kernel_choices, output_width, row_count = self.rank_choices, operation.outs[0].width, x.shape[0]
+        kernel_choices, output_width, row_count = self.rank_choices, operation.output_values[0].width, x.shape[0]
         weight, _ = self.linear_weights(operation, output_width // kernel_choices.tp, "column")
         projected_input = self.transformer_engine_column_linear(x, weight, None, [], None)
         if kernel_choices.tp > 1:

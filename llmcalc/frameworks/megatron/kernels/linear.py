@@ -25,7 +25,7 @@ class LinearKernels(RankKernels):
 
     def do_norm(self, operation: Step) -> None:
         """Runs a norm, or defers the norm to a linear layer that fuses it."""
-        norm_input, norm_output = operation.ins[0], operation.outs[0]
+        norm_input, norm_output = operation.input_values[0], operation.output_values[0]
         if self.is_fused_norm(operation):
             self.waiting_norms[id(norm_output.storage)] = operation, self.module_path()
             self.bind(norm_output, self.tensor_read_by(operation, norm_input))
@@ -38,9 +38,13 @@ class LinearKernels(RankKernels):
         """Whether the linear layers that read a norm's output compute the norm themselves, as in Transformer Engine."""
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
-            next_steps = [consumer_step for consumer_step, _ in self.readers.get(id(operation.outs[0].storage), ())]
+            next_steps = [
+                consumer_step for consumer_step, _ in self.readers.get(id(operation.output_values[0].storage), ())
+            ]
             is_fused = (
-                self.rank_choices.transformer_engine and bool(next_steps) and all(map(self.has_norm_before, next_steps))
+                self.rank_choices.uses_transformer_engine
+                and bool(next_steps)
+                and all(map(self.has_norm_before, next_steps))
             )
             self.fused_norms[id(operation)] = is_fused
         return is_fused
@@ -66,7 +70,7 @@ class LinearKernels(RankKernels):
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
         return self.is_column_parallel(operation) and all(
-            module_item.ins[0].rows == module_item.ins[1].rows
+            module_item.input_values[0].rows == module_item.input_values[1].rows
             for module_item in self.module_of_step[id(operation)].items
             if isinstance(module_item, Step) and module_item.verb == "attention"
         )
@@ -75,28 +79,40 @@ class LinearKernels(RankKernels):
 
     def is_column_parallel(self, operation: Step) -> bool:
         """Whether an operation is a column-parallel linear layer."""
-        return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.out[0])
+        return (
+            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.output_axes[0])
+        )
 
     def is_row_parallel(self, operation: Step) -> bool:
         """Whether an operation is a row-parallel linear layer."""
-        return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.ins[0])
+        return (
+            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.input_axes[0])
+        )
 
     def is_output_layer(self, operation: Step) -> bool:
         """Whether an operation is the output layer."""
-        return operation.outs[0].axes[0].name == "vocab"
+        return operation.output_values[0].axes[0].name == "vocab"
 
     @property
     def is_in_multi_token_prediction(self) -> bool:
         """Whether the current module belongs to multi-token prediction."""
-        return any(module_call.scope.about.get("kind") == "mtp" for module_call in self.frames)
+        return any(module_call.scope.node_fields.get("kind") == "mtp" for module_call in self.frames)
 
     def shared_table(self, table_role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
         assert operation.weight is not None
         table_key = "", id(operation.weight)
         if table_key not in self.weights:
-            row_width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
-            row_count = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
+            row_width = (
+                operation.weight.input_axes
+                if operation.weight.output_axes[0].name == "vocab"
+                else operation.weight.output_axes
+            )
+            row_count = (
+                operation.weight.output_axes
+                if operation.weight.output_axes[0].name == "vocab"
+                else operation.weight.input_axes
+            )
             table_shape = self.element_count(row_count), self.element_count(row_width)
             self.weights[table_key] = self.with_role(
                 table_role, lambda: self.weight(f"{operation.name}.weight", table_shape)
@@ -105,16 +121,16 @@ class LinearKernels(RankKernels):
 
     def do_linear(self, operation: Step) -> None:
         """Runs a linear layer by its sharding: column-parallel, row-parallel or unsharded."""
-        layer_output = operation.outs[0]
+        layer_output = operation.output_values[0]
         if id(operation) in self.pending_outputs:
             self.bind(layer_output, self.pending_outputs.pop(id(operation)))
             return
-        x = self.tensor_read_by(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.input_values[0])
         assert operation.weight is not None
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.multiplies_logits else logits)
+            self.bind(layer_output, self.aten.scale(logits) if self.rank_choices.multiplies_logits else logits)
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):
@@ -127,14 +143,16 @@ class LinearKernels(RankKernels):
         step_module = self.module_of_step[id(operation)]
         return [
             step
-            for step, module in self.readers[id(operation.ins[0].storage)]
-            if module is step_module and self.is_column_parallel(step) and step.ins[0].rows == operation.ins[0].rows
+            for step, module in self.readers[id(operation.input_values[0].storage)]
+            if module is step_module
+            and self.is_column_parallel(step)
+            and step.input_values[0].rows == operation.input_values[0].rows
         ]
 
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
         """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(operation)
-        output_widths = [fused_step.outs[0].width for fused_step in fused_steps]
+        output_widths = [fused_step.output_values[0].width for fused_step in fused_steps]
         linear_output = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
         layer_outputs = (
             self.split_product(fused_steps, linear_output, output_widths) if len(fused_steps) > 1 else [linear_output]
@@ -142,7 +160,7 @@ class LinearKernels(RankKernels):
         del linear_output, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
             if fused_step is operation:
-                self.bind(fused_step.outs[0], layer_output)
+                self.bind(fused_step.output_values[0], layer_output)
             else:
                 self.pending_outputs[id(fused_step)] = layer_output
 
@@ -156,7 +174,7 @@ class LinearKernels(RankKernels):
         self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Returns a linear layer's weight and bias. output_width: total outputs of all fused layers."""
-        weight_shape = output_width, operation.ins[0].width
+        weight_shape = output_width, operation.input_values[0].width
         module_path = self.module_path()
         weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", weight_shape, module_path))
         has_bias = operation.options["bias"] if bias is None else bias
@@ -169,10 +187,10 @@ class LinearKernels(RankKernels):
 
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer, fused with a preceding norm if there is one."""
-        deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
+        deferred_norm = self.waiting_norms.get(id(operation.input_values[0].storage))
         norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, output_width, "column")
-        if not self.rank_choices.transformer_engine:
+        if not self.rank_choices.uses_transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
         deferred_bias = None if bias is None or self.adds_bias(operation) else bias
         self.activation_bias = deferred_bias
@@ -186,7 +204,7 @@ class LinearKernels(RankKernels):
 
     def adds_bias(self, operation: Step) -> bool:
         """Whether a column-parallel layer adds its bias itself, because no later activation adds the bias."""
-        return operation.weight is None or operation.weight.out[0].name != "ffn"
+        return operation.weight is None or operation.weight.output_axes[0].name != "ffn"
 
     def transformer_engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
@@ -304,8 +322,8 @@ class LinearKernels(RankKernels):
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer without its bias, and reduces the output over ranks."""
-        weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
-        if not self.rank_choices.transformer_engine:
+        weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
+        if not self.rank_choices.uses_transformer_engine:
             return self.core_row_linear(x, weight)
         return self.engine_row_linear(x, weight)
 
@@ -351,11 +369,11 @@ class LinearKernels(RankKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
-        return self.unsharded_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
+        return self.unsharded_linear(x, *self.linear_weights(operation, operation.output_values[0].width, "matrix"))
 
     def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
-        (n_rows, n_in), uses_engine = x.shape, self.rank_choices.transformer_engine
+        (n_rows, n_in), uses_engine = x.shape, self.rank_choices.uses_transformer_engine
         self.use_workspace(uses_engine, "forward")
         layer_output = self.new_tensor(n_rows, weight.shape[0])
 
@@ -391,7 +409,9 @@ class LinearKernels(RankKernels):
         weight = self.shared_table("head", operation)
         bias = None
         if operation.options["bias"]:
-            bias = self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            bias = self.with_role(
+                "head", lambda: self.weight(f"{operation.name}.bias", (operation.output_values[0].width,))
+            )
         if not weight.needs_grad:
             return self._frozen_output(x, weight, bias)
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape

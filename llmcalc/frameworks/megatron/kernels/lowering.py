@@ -342,7 +342,7 @@ class RankKernels(Lowering):
                 self._index_operations(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
-                for input_value in module_item.ins:
+                for input_value in module_item.input_values:
                     if module_item.verb not in ("hold", "keep", "cache", "mask"):
                         self.readers.setdefault(id(input_value.storage), []).append((module_item, module))
 
@@ -387,7 +387,7 @@ class RankKernels(Lowering):
         module_scope = module_call.scope
         module_input, module_output = module_scope.argument, module_scope.output
         is_recomputed = (
-            module_scope.about.get("kind") in self.rank_choices.recomputed_module_kinds
+            module_scope.node_fields.get("kind") in self.rank_choices.recomputed_module_kinds
             and module_call.layer_index is None
         )
         if not is_recomputed or module_input is None or module_output is None:
@@ -424,7 +424,7 @@ class RankKernels(Lowering):
         parameters = self.ordered_parameters[first_parameter_index:]
         if not parameters and not self.later_parameters:
             return
-        module_kind = module_scope.about.get("kind")
+        module_kind = module_scope.node_fields.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
             self.ordered_parameters[first_parameter_index:] = sorted(
                 parameters, key=lambda parameter: parameter.role != "row"

@@ -32,18 +32,18 @@ class MambaKernels(LatentAttentionKernels):
 
     def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
-        aten, op = self.t, scan_step.op
+        aten, op = self.aten, scan_step.op
         assert isinstance(op, ChunkedScan)
         named_operations = steps_by_name(module_scope)
         input_projection = named_operations["in_proj"]
         output_projection = named_operations["out_proj"]
         convolution_step = named_operations["conv1d"]
         self.do_linear(input_projection)
-        projected_value = input_projection.outs[0]
+        projected_value = input_projection.output_values[0]
         zxbcdt = self.tensor_of(projected_value)
         self.forget(projected_value.storage)
         batch, ranks = self.run_config.batch, self.rank_choices.cp
-        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.outs[0].width
+        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.output_values[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
         copies_per_group, local_groups = (
             max(1, ranks // group_count),
@@ -92,8 +92,8 @@ class MambaKernels(LatentAttentionKernels):
             scan_output = mamba_ssm.rmsnorm_fn(
                 aten, scan_output, self.weight("norm.weight", (inner_width,)), None, group_count
             )
-        assert module_scope.output is not None or output_projection.outs
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, scan_output))
+        assert module_scope.output is not None or output_projection.output_values
+        self.bind(output_projection.output_values[0], self.row_linear(output_projection, scan_output))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], copies_per_group: int) -> Tensor:
         """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).
@@ -101,7 +101,7 @@ class MambaKernels(LatentAttentionKernels):
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
         cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
-        tensor_parts = self.t.split(x, part_widths, 1)
+        tensor_parts = self.aten.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
         for i, tensor_part in enumerate(tensor_parts):
@@ -114,7 +114,7 @@ class MambaKernels(LatentAttentionKernels):
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del tensor_parts
-        concatenated_parts = self.t.cat(sent_pieces, 1)
+        concatenated_parts = self.aten.cat(sent_pieces, 1)
         del sent_pieces
         return self.copy_reordered("balance", concatenated_parts, concatenated_parts.shape)
 

@@ -18,26 +18,28 @@ class LatentAttentionKernels(ExpertKernels):
 
     def do_split(self, operation: Step) -> None:
         """Splits a latent vector into views. Heads are not split, because one kernel reads all parts of a head."""
-        x = self.tensor_of(operation.ins[0])
-        if len(operation.ins[0].axes) == 1:
+        x = self.tensor_of(operation.input_values[0])
+        if len(operation.input_values[0].axes) == 1:
             for part_value, part_view in zip(
-                operation.outs, self.split_columns(x, [part_value.width for part_value in operation.outs]), strict=True
+                operation.output_values,
+                self.split_columns(x, [part_value.width for part_value in operation.output_values]),
+                strict=True,
             ):
                 self.bind(part_value, part_view)
             return
-        self.split_parts[id(operation.ins[0])] = operation.outs
-        for part_value in operation.outs:
+        self.split_parts[id(operation.input_values[0])] = operation.output_values
+        for part_value in operation.output_values:
             self.bind(part_value, x)
 
     def do_rope(self, operation: Step) -> None:
         """Rotates the rotary part of queries, or of the key shared by all heads."""
-        input_value = operation.ins[0]
+        input_value = operation.input_values[0]
         if input_value.view_source is None:
             super().do_rope(operation)
         elif len(input_value.axes) == 1:
-            self.bind(operation.outs[0], self._gather_shared_key(self.tensor_of(input_value)))
+            self.bind(operation.output_values[0], self._gather_shared_key(self.tensor_of(input_value)))
         else:
-            self.bind(operation.outs[0], self.tensor_of(input_value))  # in place, or by what joins the parts
+            self.bind(operation.output_values[0], self.tensor_of(input_value))  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
@@ -47,27 +49,29 @@ class LatentAttentionKernels(ExpertKernels):
 
     def do_cat(self, operation: Step) -> None:
         """Joins the rotary and non-rotary parts of queries or keys."""
-        if len(operation.ins) != 2:
+        if len(operation.input_values) != 2:
             raise self.unsupported("no kernels for joining these values", operation.name)
-        first_value, second_value = operation.ins
+        first_value, second_value = operation.input_values
         first_part, second_part = self.tensor_of(first_value), self.tensor_of(second_value)
         if first_part is second_part:
-            self.bind(operation.outs[0], self._rotate_query(first_part))
+            self.bind(operation.output_values[0], self._rotate_query(first_part))
             return
-        if len(operation.outs[0].axes) == 1:
-            self.bind(operation.outs[0], self.t.cat([first_part, second_part]))
+        if len(operation.output_values[0].axes) == 1:
+            self.bind(operation.output_values[0], self.aten.cat([first_part, second_part]))
             return
         if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
         remaining_outputs = [
             output for output in self.split_parts.pop(id(first_value.view_source)) if output is not first_value
         ]
-        key, value = self._assemble_key_and_value(first_part, second_part, operation.outs[0], remaining_outputs[0])
+        key, value = self._assemble_key_and_value(
+            first_part, second_part, operation.output_values[0], remaining_outputs[0]
+        )
         del first_part, second_part
         self.forget(first_value.view_source.storage)
         for output in remaining_outputs:
             self.bind(output, value)
-        self.bind(operation.outs[0], key)
+        self.bind(operation.output_values[0], key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""

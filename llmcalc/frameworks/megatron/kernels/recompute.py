@@ -120,9 +120,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Marks the input and output of shared experts for recomputation."""
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recomputed_module_kinds else ():
-            if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "shared_expert":
+            if isinstance(module_item, ModuleScope) and module_item.node_fields.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
-                module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
+                module_item.argument, module_item.output = (
+                    module_steps[0].input_values[0],
+                    module_steps[-1].output_values[0],
+                )
         super()._index_operations(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         if not self.rank_choices.recompute_norms or self.is_fused_norm(operation) or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
-        input_value, module_path = operation.ins[0], self.module_path()
+        input_value, module_path = operation.input_values[0], self.module_path()
         x = self.tensor_read_by(operation, input_value)
         row_count = x.shape[0] * (input_value.width // self.element_count(operation.options["over"]))
         norm_outputs, discarded_outputs = self.run_discardable(
@@ -143,7 +146,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         del x
         if discarded_outputs is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded_outputs
-        self.bind(operation.outs[0], norm_outputs[0])
+        self.bind(operation.output_values[0], norm_outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
         """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
@@ -154,7 +157,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         discarded_norm = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded_norm is not None:
             sum_input = next(
-                input_value for input_value in operation.ins if id(input_value.storage) != discarded_norm.reads
+                input_value for input_value in operation.input_values if id(input_value.storage) != discarded_norm.reads
             )
             self.bind(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded_norm))
         super().do_add(operation)
@@ -165,24 +168,26 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         """Whether an operation is an expert activation that is recomputed."""
         return (
             self.rank_choices.recompute_activation
-            and self.rank_choices.grouped_gemm
+            and self.rank_choices.uses_grouped_gemm
             and self.has_expert_rows(operation)
         )
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, with optional recomputation in the backward pass."""
-        if not self._recomputes_activation(operation) or self._is_gate(operation.outs[0]):
+        if not self._recomputes_activation(operation) or self._is_gate(operation.output_values[0]):
             super().do_act(operation)
             return
-        output_width = operation.outs[0].width
+        output_width = operation.output_values[0].width
 
         def run_activation(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             x, probs = input_tensors
-            if self.rank_choices.weighted_activation:
+            if self.rank_choices.fuses_weighted_activation:
                 return [self.weighted_glu(x, probs, output_width)]
             return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
-        self._run_discardable_activation(operation, run_activation, self.tensor_read_by(operation, operation.ins[0]))
+        self._run_discardable_activation(
+            operation, run_activation, self.tensor_read_by(operation, operation.input_values[0])
+        )
 
     def do_mul(self, operation: Step) -> None:
         """Runs a gated activation, with optional recomputation in the backward pass."""
@@ -190,11 +195,11 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
-        output_width = operation.outs[0].width
+        output_width = operation.output_values[0].width
 
         def run_gated_activation(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             x, probs = input_tensors
-            if self.rank_choices.bias_activation:
+            if self.rank_choices.fuses_bias_and_activation:
                 return [self.weighted_glu(x, probs, output_width)]
             return [self.multiply_by_probabilities(self.gated_activation(x, None, output_width), probs)]
 
@@ -203,12 +208,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     def _run_discardable_activation(self, operation: Step, discardable_function: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
-        self.bind(operation.outs[0], activation_outputs[0])
+        self.bind(operation.output_values[0], activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
         discarded_outputs = self.discarded_activation
-        x = self.values.get(id(operation.ins[0]))
+        x = self.values.get(id(operation.input_values[0]))
         reads_discarded_output = (
             discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
         )
@@ -216,7 +221,10 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         super().do_experts(operation)
         if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
-            self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded_outputs))
+            self.bind(
+                operation.output_values[0],
+                self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs),
+            )
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
@@ -252,10 +260,10 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         for operation in up_projections:
             tensors_read |= {
                 id(input_value): input_value
-                for input_value in operation.ins
+                for input_value in operation.input_values
                 if id(input_value.storage) not in new_storages
             }
-            new_storages |= {id(output.storage) for output in operation.outs}
+            new_storages |= {id(output.storage) for output in operation.output_values}
         tensors_by_value_id = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
         super().run_items(down_projections)
         inputs_by_value = [
@@ -266,7 +274,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
         outer_frames = self._copy_frames()
-        attention_inputs = attention.ins[:3]
+        attention_inputs = attention.input_values[:3]
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on argument tensors, without access to the caller's other tensors."""
@@ -289,11 +297,11 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         del projection_outputs
         self.run_step(attention)
         if discarded_outputs is not None:
-            attention_output = attention.outs[0]
+            attention_output = attention.output_values[0]
             self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
         super().run_items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""
         down_projection = next(linear_step for linear_step in module_operations if linear_step.name == "kv_a_proj")
-        return operation.ins[0] is down_projection.outs[0]
+        return operation.input_values[0] is down_projection.output_values[0]

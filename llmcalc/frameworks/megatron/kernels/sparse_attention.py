@@ -42,7 +42,7 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _run_absorbed_attention(self, module_scope: ModuleScope, indexer_scope: ModuleScope) -> None:
         """Runs latent attention with absorbed projections and an indexer (`AbsorbedMLASelfAttention.forward`)."""
-        aten, named_operations = self.t, steps_by_name(module_scope)
+        aten, named_operations = self.aten, steps_by_name(module_scope)
         if "q_a_proj" not in named_operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
@@ -50,14 +50,14 @@ class SparseAttentionKernels(Fp8Kernels):
         )
         mla_forms = next(item for item in module_scope.items if isinstance(item, AlternativeBranches))
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
-        joined_kv_axis = kv_down.outs[0].axes[0]
+        joined_kv_axis = kv_down.output_values[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
         latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.shapes)
-        heads = query_up.outs[0].axes[0].size
-        nope_dim = exact_div(query_up.outs[0].width, heads) - rope_dim
-        value_dim = exact_div(kv_up.outs[0].width, heads) - nope_dim
-        x = self.tensor_of(query_down.ins[0])
-        self.forget(query_down.ins[0].storage)
+        heads = query_up.output_values[0].axes[0].size
+        nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
+        value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
+        x = self.tensor_of(query_down.input_values[0])
+        self.forget(query_down.input_values[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
         kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope_dim])
@@ -76,7 +76,7 @@ class SparseAttentionKernels(Fp8Kernels):
                 )
                 del normed_latent
         kv_latent = self._all_gather_rows(kv_latent)
-        q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
+        q = self.column_linear(query_up, query_latent, query_up.output_values[0].width)
         row_count, batch = q.shape[0], self.run_config.batch
         token_shape = (exact_div(row_count, batch), batch)
         kv_up_weight = self.with_role(
@@ -92,7 +92,7 @@ class SparseAttentionKernels(Fp8Kernels):
             indexer_scope, x, query_latent, query, key, value_up_weight, token_shape
         )
         del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, attention_output))
+        self.bind(output_projection.output_values[0], self.row_linear(output_projection, attention_output))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
         """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""
@@ -113,7 +113,7 @@ class SparseAttentionKernels(Fp8Kernels):
         token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Computes queries in latent space, and one key for all heads (`qkv_up_proj_and_rope_apply`)."""
-        aten, (heads, nope_dim, rope_dim, value_dim) = self.t, head_sizes
+        aten, (heads, nope_dim, rope_dim, value_dim) = self.aten, head_sizes
         weight_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
         q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope_dim)), [nope_dim, rope_dim])
@@ -137,7 +137,7 @@ class SparseAttentionKernels(Fp8Kernels):
         token_shape: tuple[Number, Number],
     ) -> Tensor:
         """Runs attention to the keys that the indexer selects, and detaches the indexer's inputs (`DSAttention`)."""
-        aten, autograd_graph = self.t, self.graph
+        aten, autograd_graph = self.aten, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts = autograd_graph.new_tensor((token_shape[0],), INT64)
         key_ends = autograd_graph.new_tensor((token_shape[0],), INT64)
@@ -173,15 +173,15 @@ class SparseAttentionKernels(Fp8Kernels):
     def _rows_by_head(self, attention_rows: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
         tokens, batch, heads, head_width = attention_rows.shape
-        return self.t.permute(self.t.reshape(attention_rows, (tokens * batch, heads, head_width)), (1, 0, 2))
+        return self.aten.permute(self.aten.reshape(attention_rows, (tokens * batch, heads, head_width)), (1, 0, 2))
 
     def _run_indexer(
         self, module_scope: ModuleScope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
-        aten, operations = self.t, steps_by_name(module_scope)
-        heads, head_dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
-        normed_key = operations["k_norm"].outs[0]
+        aten, operations = self.aten, steps_by_name(module_scope)
+        heads, head_dim = (axis.size for axis in operations["q_proj"].output_values[0].axes)
+        normed_key = operations["k_norm"].output_values[0]
         rope_step = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
@@ -201,9 +201,9 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
         """Applies rotary embeddings to the first elements of each head."""
-        rotated_part, unrotated_part = self.t.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
+        rotated_part, unrotated_part = self.aten.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
         rotated_part = self.rotate(rotated_part)
-        return self.t.cat([rotated_part, unrotated_part])
+        return self.aten.cat([rotated_part, unrotated_part])
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs a Hadamard transform, which saves nothing (`rotate_activation`)."""
@@ -211,7 +211,7 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _undivided_indexer_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
-        weight, _ = self.linear_weights(operation, operation.outs[0].width, "matrix")
+        weight, _ = self.linear_weights(operation, operation.output_values[0].width, "matrix")
         self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(x.shape[0], weight.shape[0])
 
@@ -232,8 +232,8 @@ def index_scores(aten: Aten, q: Tensor, head_weights: Tensor, k: Tensor) -> Tens
     q: [tokens, batch, heads, size]; k: [tokens, batch, size] → [batch, tokens, tokens].
     """
     scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
-    scores = aten.like(scores)
-    scores = aten.like(scores, aten.unsqueeze(head_weights, -1))
+    scores = aten.new_like(scores)
+    scores = aten.new_like(scores, aten.unsqueeze(head_weights, -1))
     scores = aten.sum(scores, 2)
     return aten.transpose(scores, 0, 1)
 
@@ -251,13 +251,13 @@ def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
     """Returns the mask of keys that precede each query (`build_valid_mask_from_starts_ends`)."""
     is_after_start = aten.new_tensor((tokens, key_count), BOOL)
     is_before_end = aten.new_tensor((tokens, key_count), BOOL)
-    return aten.like(is_after_start, is_before_end, dtype=BOOL)
+    return aten.new_like(is_after_start, is_before_end, dtype=BOOL)
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Masks the scores of keys after each query (Megatron-Core, `apply_starts_ends_mask_to_scores`)."""
     valid_keys = valid_key_mask(aten, x.shape[-2], x.shape[-1])
-    _masked_keys = aten.like(valid_keys)
+    _masked_keys = aten.new_like(valid_keys)
     return aten.new_tensor(x.shape, x.dtype)
 
 
@@ -268,7 +268,7 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
     top_scores, top_indices = aten.new_tensor(selection_shape, FLOAT32), aten.new_tensor(selection_shape, INT64)
     is_invalid = aten.new_tensor(selection_shape, BOOL)
-    top_indices = aten.like(top_indices)
+    top_indices = aten.new_like(top_indices)
     del top_scores, is_invalid
     return scores, top_indices
 
@@ -356,8 +356,10 @@ def indexer_loss(
         attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid_keys, attention_probs.shape))
         log_probs = _masked_log_softmax(aten, scores)
         attention_probs = aten.sum(attention_probs, 1)
-        attention_probs = aten.like(attention_probs)
-        divergence = aten.like(aten.like(aten.like(aten.like(attention_probs)), log_probs), attention_probs)
+        attention_probs = aten.new_like(attention_probs)
+        divergence = aten.new_like(
+            aten.new_like(aten.new_like(aten.new_like(attention_probs)), log_probs), attention_probs
+        )
         loss = aten.new_tensor((), FLOAT32)
         del divergence, selection_mask
         return selected_keys, loss
@@ -372,7 +374,7 @@ def indexer_loss(
         key: Tensor,
         selected_keys: Tensor,
     ) -> Gradients:
-        _selected_gradient = aten.like(selected_keys)  # a gradient of zeros
+        _selected_gradient = aten.new_like(selected_keys)  # a gradient of zeros
         return _indexer_gradients(aten, q, weights, k, query, key, selected_keys)
 
     with autograd_graph.no_grad():
@@ -390,7 +392,7 @@ def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
     expanded_key = aten.expand(key, (key_count, batch, heads, head_size))
     q = aten.reshape(aten.permute(query, (1, 2, 0, 3)), (batch * heads, tokens, head_size))
     k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, head_size, key_count))
-    scores = aten.like(aten.bmm(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
+    scores = aten.new_like(aten.bmm(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
     return mask_future_keys(aten, aten.reshape(scores, (batch, heads, tokens, key_count)))
 
 
@@ -399,12 +401,12 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     invalid_keys = aten.new_tensor(scores.shape, BOOL)
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
-    zero_tensor = aten.like(masked_scores)
-    safe_scores = aten.like(masked_scores, zero_tensor)
+    zero_tensor = aten.new_like(masked_scores)
+    safe_scores = aten.new_like(masked_scores, zero_tensor)
     del zero_tensor
-    log_probs = aten.like(safe_scores)
+    log_probs = aten.new_like(safe_scores)
     _invalid_log_probs = aten.new_tensor(scores.shape, BOOL)
-    return aten.like(log_probs)
+    return aten.new_like(log_probs)
 
 
 def _indexer_gradients(
@@ -423,20 +425,20 @@ def _indexer_gradients(
     del scores
     head_sums = aten.sum(attention_probs, 1)
     del attention_probs
-    target_probs = aten.like(head_sums)
+    target_probs = aten.new_like(head_sums)
     del head_sums
-    logit_gradient = aten.like(aten.like(indexer_probs, target_probs))
+    logit_gradient = aten.new_like(aten.new_like(indexer_probs, target_probs))
     del indexer_probs, target_probs, selection_mask
-    logit_gradient = aten.like(logit_gradient, aten.to(valid_keys, FLOAT32))
+    logit_gradient = aten.new_like(logit_gradient, aten.to(valid_keys, FLOAT32))
     del valid_keys
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
-    activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)
+    activated_scores, is_positive = aten.new_like(recomputed_scores), aten.new_like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
-    weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
-    score_gradient = aten.like(logit_gradient, aten.unsqueeze(head_weight, -1))
+    weight_gradient = aten.sum(aten.new_like(logit_gradient, activated_scores), -1)
+    score_gradient = aten.new_like(logit_gradient, aten.unsqueeze(head_weight, -1))
     del logit_gradient, activated_scores
-    score_gradient = aten.like(score_gradient, aten.to(is_positive, FLOAT32))
+    score_gradient = aten.new_like(score_gradient, aten.to(is_positive, FLOAT32))
     del is_positive
     query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
     key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))

@@ -21,25 +21,25 @@ class AttentionKernels(Lowering):
 
     def heads_first(self, x: Tensor) -> Tensor:
         """Transposes rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
-        return self.t.transpose(x, 1, 2)
+        return self.aten.transpose(x, 1, 2)
 
     # --- positions --------------------------------------------------------------------------------------------------
 
     def do_rope(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
+        x = self.tensor_of(operation.input_values[0])
         has_heads = len(x.shape) == 4
         rotated_x = self.rotate(self.heads_first(x) if has_heads else x, operation)
-        self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
+        self.store_tensor(operation.output_values[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
-        aten, spec, repeats_each_angle = self.t, operation.options["spec"], operation.options["every"]
+        aten, spec, repeats_each_angle = self.aten, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
         if repeats_each_angle is None:
             cos, sin = self._cos_and_sin(x.shape[-2], rotary_dim, spec.rope_theta, x)
         else:
-            position_ids = self.frames[-1].local_tensors["at"] = aten.like(
-                aten.like(aten.new_tensor((x.shape[-2],), INT64))
+            position_ids = self.frames[-1].local_tensors["at"] = aten.new_like(
+                aten.new_like(aten.new_tensor((x.shape[-2],), INT64))
             )
             cos, sin = self._cos_sin(position_ids, rotary_dim, x)
         rotates_whole_head = are_equal(rotary_dim, x.shape[-1]) and not spec.concatenated
@@ -53,7 +53,7 @@ class AttentionKernels(Lowering):
 
     def _rotate_halves(self, x: Tensor, rotary_dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
-        aten = self.t
+        aten = self.aten
         cos, sin = aten.slice(cos, rotary_dim // 2), aten.slice(sin, rotary_dim // 2)
         left_half = aten.slice(x, rotary_dim // 2)
         right_half = aten.slice(x, rotary_dim // 2)
@@ -64,7 +64,9 @@ class AttentionKernels(Lowering):
 
     def _rotate_quarter(self, x: Tensor, rotary_dim: Any) -> Tensor:
         """Maps each pair (a, b) of x to (−b, a), where a is in the first half of the last axis and b in the second."""
-        return self.t.cat([self.t.scale(self.t.slice(x, rotary_dim // 2), "neg"), self.t.slice(x, rotary_dim // 2)])
+        return self.aten.cat(
+            [self.aten.scale(self.aten.slice(x, rotary_dim // 2), "neg"), self.aten.slice(x, rotary_dim // 2)]
+        )
 
     def _cos_and_sin(self, tokens: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
@@ -73,28 +75,30 @@ class AttentionKernels(Lowering):
 
     def _cos_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, rotary_dim)
-        angles = self.t.cat([angles, angles])
-        return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
+        angles = self.aten.cat([angles, angles])
+        return self.aten.to(self.aten.new_like(angles), template.dtype), self.aten.to(
+            self.aten.new_like(angles), template.dtype
+        )
 
     def _angle_table(self, positions: Tensor, rotary_dim: Any) -> Tensor:
-        aten = self.t
-        exponents = aten.like(aten.new_tensor((rotary_dim // 2,), FLOAT32))
-        return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
+        aten = self.aten
+        exponents = aten.new_like(aten.new_tensor((rotary_dim // 2,), FLOAT32))
+        return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.new_like(aten.new_like(exponents)))
 
     # --- keys and values --------------------------------------------------------------------------------------------
 
     def do_repeat(self, operation: Step) -> None:
-        x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
-        if isinstance(operation.ins[0].rows, QueryKeyPairs):
-            self.bind(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
+        x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
+        if isinstance(operation.input_values[0].rows, QueryKeyPairs):
+            self.bind(operation.output_values[0], self.aten.repeat_interleave(x, heads // x.shape[1], 1))
             return
         if operation.options["tiled"]:
-            repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
+            repeated_keys = self.aten.repeat(self.heads_first(x), heads // x.shape[2], 1)
         elif self.choices.matches_transformers:
             repeated_keys = self.repeat_heads(self.heads_first(x), heads)
         else:
-            repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
-        self.store_tensor(operation.outs[0], self.heads_first(repeated_keys))
+            repeated_keys = self.aten.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
+        self.store_tensor(operation.output_values[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Repeats key heads as `repeat_kv` of transformers does. A single head becomes a view.
@@ -102,20 +106,20 @@ class AttentionKernels(Lowering):
         x: [batch, key heads, rows, size].
         """
         if are_equal(x.shape[1], 1):
-            return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
-        return self.t.repeat_interleave(x, heads // x.shape[1], 1)
+            return self.aten.expand(x, (x.shape[0], heads, *x.shape[2:]))
+        return self.aten.repeat_interleave(x, heads // x.shape[1], 1)
 
     def do_cache(self, operation: Step) -> None:
-        if self.is_from_earlier_pass(operation.ins[0]):
+        if self.is_from_earlier_pass(operation.input_values[0]):
             cached_and_new_rows: Sequence[Tensor] = self._read_pages(self.cached_tensors(operation.name) or ())
         else:
             cached_and_new_rows = self._append_new_rows(
-                operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
+                operation.name, list(map(self.tensor_of, operation.input_values)), operation.options["limit"]
             )
         if self.store is not None:
-            for input_value in operation.ins:
+            for input_value in operation.input_values:
                 self.forget(input_value.storage)
-        for output, tensor in zip(operation.outs, cached_and_new_rows, strict=True):
+        for output, tensor in zip(operation.output_values, cached_and_new_rows, strict=True):
             self.bind(output, tensor)
 
     def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
@@ -128,7 +132,7 @@ class AttentionKernels(Lowering):
             return new_rows
         if self.paged:
             return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), token_limit)
-        aten, cache_key = self.t, (*self.cache_path, cache_name)
+        aten, cache_key = self.aten, (*self.cache_path, cache_name)
         concatenated_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with count_storages_as(self.graph.meter, "cache"):
             if token_limit is None:
@@ -167,31 +171,35 @@ class AttentionKernels(Lowering):
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
         self.store_in_cache(
             cache_name,
-            *(all_rows if token_limit is None else [self.t.slice(x, min(row_count, token_limit), 1) for x in all_rows]),
+            *(
+                all_rows
+                if token_limit is None
+                else [self.aten.slice(x, min(row_count, token_limit), 1) for x in all_rows]
+            ),
         )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache for attention: the pages for fused kernels, otherwise a copy."""
         if self.paged and self.choices.attention != "flash":
-            return [self.t.copy(x) for x in cached_tensors]
+            return [self.aten.copy(x) for x in cached_tensors]
         return cached_tensors
 
     def _concatenate(self, cached_and_new_rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
         if len(cached_and_new_rows[0].shape) < 4:
-            return self.t.cat(cached_and_new_rows, 1)
-        return self.heads_first(self.t.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
+            return self.aten.cat(cached_and_new_rows, 1)
+        return self.heads_first(self.aten.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
 
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
-        aten, weight, output = self.t, operation.weight, operation.outs[0]
+        aten, weight, output = self.aten, operation.weight, operation.output_values[0]
         assert weight is not None
-        x = self.heads_first(self.tensor_of(operation.ins[0]))
+        x = self.heads_first(self.tensor_of(operation.input_values[0]))
         heads = output.axes[0].size
-        is_query = output.axes[1:] == weight.ins
+        is_query = output.axes[1:] == weight.input_axes
         weights_of_heads = aten.unflatten(
-            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.output_axes), heads))
         )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         absorbed_product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
@@ -200,7 +208,7 @@ class AttentionKernels(Lowering):
     # --- scores -----------------------------------------------------------------------------------------------------
 
     def do_mask(self, operation: Step) -> None:
-        q, k = map(self.tensor_of, operation.ins)
+        q, k = map(self.tensor_of, operation.input_values)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     def do_attention(self, operation: Step) -> None:
@@ -208,11 +216,11 @@ class AttentionKernels(Lowering):
         self.run_kernel_of_op(operation, "attention")
 
     def attention_AttentionCore(self, operation: Step) -> None:
-        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
-        bias = self.tensor_of(operation.ins[3]) if operation.options["biased"] else None
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[:3])
+        bias = self.tensor_of(operation.input_values[3]) if operation.options["biased"] else None
         mask = None
         if operation.options["narrowed"]:
-            mask = self.tensor_of(operation.ins[-1])
+            mask = self.tensor_of(operation.input_values[-1])
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.sinks_of(operation)
@@ -227,7 +235,7 @@ class AttentionKernels(Lowering):
             )  # fmt: skip
 
         attention_output = self.run_attention_core(compute_scores_and_output, q, k, v, bias)
-        self.store_tensor(operation.outs[0], self.t.transpose(attention_output, 1, 2))
+        self.store_tensor(operation.output_values[0], self.aten.transpose(attention_output, 1, 2))
 
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
@@ -238,21 +246,21 @@ class AttentionKernels(Lowering):
 
     def sinks_of(self, operation: Step) -> Tensor | None:
         """Returns attention's sinks, if any: the scores of heads [heads], or keys [key-value heads, size]."""
-        heads, head_dim = operation.ins[0].axes
+        heads, head_dim = operation.input_values[0].axes
         keys_shape = (operation.options["kv_heads"].size, head_dim.size)
         sinks = operation.options.get("sinks")
         return self.weight("sinks", keys_shape if sinks == "keys" else (heads.size,)) if sinks else None
 
     def scores_of_sink_keys(self, q: Tensor, sink_keys: Tensor, scores: Tensor) -> Tensor:
         """Computes each query's score of the key that is a parameter of its key-value head."""
-        aten, group_size = self.t, q.shape[1] // sink_keys.shape[0]
+        aten, group_size = self.aten, q.shape[1] // sink_keys.shape[0]
         keys = aten.repeat_interleave(sink_keys, group_size, 0) if group_size > 1 else sink_keys
         products = aten.mul(q, aten.unsqueeze(aten.unsqueeze(keys, 0), 2))
         return aten.to(aten.scale(aten.sum(products, keepdim=True)), scores.dtype)
 
     def expand_sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
-        aten = self.t
+        aten = self.aten
         expanded_sinks = aten.unsqueeze(aten.unsqueeze(aten.unsqueeze(sinks, 0), 2), 3)
         return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
@@ -277,21 +285,21 @@ class AttentionKernels(Lowering):
         mask_key = ("added mask", query_count, key_count, window, chunk)
         if mask_key not in self.memo:
             visible_keys = self._visible_keys(query_count, key_count, causal, window, chunk)
-            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, query_count, key_count), self.dtype)
+            self.memo[mask_key] = self.aten.new_tensor((self.run_config.batch, 1, query_count, key_count), self.dtype)
             del visible_keys
         mask: Tensor = self.memo[mask_key]
         return mask
 
     def _visible_keys(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
-        aten = self.t
+        aten = self.aten
         q, k = aten.unsqueeze(self.token_positions(query_count), 1), aten.unsqueeze(self.token_positions(key_count), 0)
         if not causal:
-            return aten.compare(aten.compare(aten.like(q, k)), aten.compare(aten.like(k, q)))
+            return aten.compare(aten.compare(aten.new_like(q, k)), aten.compare(aten.new_like(k, q)))
         is_visible = aten.compare(k, q)
         if window is not None:
-            is_visible = aten.compare(is_visible, aten.compare(k, aten.like(q)))
+            is_visible = aten.compare(is_visible, aten.compare(k, aten.new_like(q)))
         if chunk is not None:
-            is_visible = aten.compare(is_visible, aten.compare(aten.like(k), aten.like(q)))
+            is_visible = aten.compare(is_visible, aten.compare(aten.new_like(k), aten.new_like(q)))
         return is_visible
 
     def compute_attention(
@@ -319,7 +327,7 @@ class AttentionKernels(Lowering):
         limits_masked_scores: whether masked scores are limited from below.
         keeps_scores: whether the scores without their mask live until the end.
         """
-        aten = self.t
+        aten = self.aten
         if float32_scores:
             q, k = aten.to(q, FLOAT32), aten.to(k, FLOAT32)
         scores = aten.scale(aten.matmul(q, aten.transpose(k, -1, -2)))
@@ -330,7 +338,9 @@ class AttentionKernels(Lowering):
         unmasked_scores = scores if keeps_scores else None
         if mask is not None:
             scores = (
-                aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
+                aten.masked_fill(scores, aten.new_like(mask, dtype=BOOL))
+                if mask.dtype is BOOL
+                else aten.add(scores, mask)
             )
             if limits_masked_scores:
                 scores = aten.minimum(scores, aten.new_tensor((), scores.dtype))

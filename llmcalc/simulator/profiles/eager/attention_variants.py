@@ -23,11 +23,11 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.ins[1], map(self.tensor_of, operation.ins[:2])
-        if len(operation.ins) > 2:
-            scores = self._weighted_scores(q, k, self.tensor_of(operation.ins[2]))
+        aten, keys, (q, k) = self.aten, operation.input_values[1], map(self.tensor_of, operation.input_values[:2])
+        if len(operation.input_values) > 2:
+            scores = self._weighted_scores(q, k, self.tensor_of(operation.input_values[2]))
             del q, k
-            self.release_last_reads(operation, operation.ins)
+            self.release_last_reads(operation, operation.input_values)
             scores = aten.to(scores, FLOAT32)
         elif not keys.rows.batched:
             scores = self.scores_by_row(q, k)
@@ -37,7 +37,7 @@ class AttentionVariantKernels(AttentionKernels):
             raise self.unsupported("no kernels for scores of fewer key heads", operation.name)
         else:
             scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
-        self.bind(operation.outs[0], scores)
+        self.bind(operation.output_values[0], scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
         """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
@@ -45,14 +45,14 @@ class AttentionVariantKernels(AttentionKernels):
         x: [batch, tokens, heads, d]. shared_rows: [rows, heads, d], or [rows, d] for all heads.
         """
         if len(shared_rows.shape) == 2:
-            return self.t.matmul(self.heads_first(x), self.t.transpose(shared_rows, -1, -2))
-        return self.t.matmul(self.heads_first(x), self.t.permute(shared_rows, (1, 2, 0)))
+            return self.aten.matmul(self.heads_first(x), self.aten.transpose(shared_rows, -1, -2))
+        return self.aten.matmul(self.heads_first(x), self.aten.permute(shared_rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
         """Sums an indexer's scores over heads with weights. q: [batch, queries, heads, d], k: [batch, keys, d]."""
-        aten = self.t
+        aten = self.aten
         k = aten.transpose(aten.unsqueeze(k, 1), -1, -2)
         if not self.choices.matches_transformers:
             scores = aten.elementwise_function("relu", aten.scale(aten.matmul(q, k)))
@@ -62,13 +62,13 @@ class AttentionVariantKernels(AttentionKernels):
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
     def do_select(self, operation: Step) -> None:
-        aten, scores = self.t, self.tensor_of(operation.ins[0])
+        aten, scores = self.aten, self.tensor_of(operation.input_values[0])
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
         mask = self.mask(operation, *scores.shape[1:])
         selected_count = minimum(scores.shape[-1], operation.options["top_k"])
-        scores = aten.masked_fill(scores, aten.like(mask))
+        scores = aten.masked_fill(scores, aten.new_like(mask))
         if self.choices.matches_transformers:
             self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
         else:
@@ -76,7 +76,11 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
-        aten, pool_tokens, key_count = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
+        aten, pool_tokens, key_count = (
+            self.aten,
+            operation.options["pool"],
+            self.tensor_of(operation.input_values[1]).shape[1],
+        )
         batch, query_count, pool_count = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(query_count), 1))
         top_pools = aten.sort(
@@ -89,7 +93,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
+        aten, (q, *keys) = self.aten, map(self.tensor_of, operation.input_values)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.choices.matches_transformers and not operation.options["lends"]:
             del self.memo["selected"]  # a class keeps it in its layer
@@ -97,18 +101,18 @@ class AttentionVariantKernels(AttentionKernels):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
-                self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
+                self.bind(operation.output_values[0], aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
             gather_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [
                 aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys
             ]
-            self.bind(operation.outs[0], aten.slice(mask, gather_index.shape[1]))
+            self.bind(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
-        selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
+        selected_mask = aten.scatter(aten.expand(aten.new_like(mask), (q.shape[0], *mask.shape)), selected_indices)
+        self.bind(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
     def reads_selected(self, query_count: Any) -> bool:
@@ -117,7 +121,9 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Stores the selected keys and values, and frees all keys and values."""
-        for recorded_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
+        for recorded_value, output, tensor in zip(
+            operation.input_values[1:], operation.output_values[1:], keys, strict=True
+        ):
             self.values.pop(id(recorded_value), None)
             self.bind(output, tensor)
 
@@ -125,8 +131,8 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_select_blocks(self, operation: Step) -> None:
         """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
-        aten, block_size, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
-        self.forget(operation.ins[0].storage)
+        aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
+        self.forget(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
         query_count, key_count = scores.shape[-2:]
         query_positions, key_positions = self.token_positions(query_count), self.token_positions(key_count)
@@ -136,8 +142,8 @@ class AttentionVariantKernels(AttentionKernels):
         block_count = ceil_div(key_count, block_size)
         scores = aten.new_tensor((*scores.shape[:-1], block_count * block_size), FLOAT32)
         block_scores = aten.new_tensor((*scores.shape[:-1], block_count), FLOAT32)
-        block_distances = aten.like(
-            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
+        block_distances = aten.new_like(
+            aten.unsqueeze(aten.new_like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
         )
         block_scores = aten.masked_fill(
             aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
@@ -146,7 +152,7 @@ class AttentionVariantKernels(AttentionKernels):
         rank = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block_size, 3), key_count)
         self.bind(
-            operation.outs[0],
+            operation.output_values[0],
             aten.compare(
                 selected_mask, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
             ),
@@ -154,10 +160,10 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_only_selected(self, operation: Step) -> None:
         """Gathers the selected keys and values when decoding one token; otherwise passes all of them to attention."""
-        aten = self.t
-        visible_mask = self.tensor_of(operation.ins[0])
+        aten = self.aten
+        visible_mask = self.tensor_of(operation.input_values[0])
         block_size, block_count = operation.options["block"], operation.options["blocks"]
-        keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[1:]]
+        keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
@@ -165,9 +171,9 @@ class AttentionVariantKernels(AttentionKernels):
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
-            visible_mask = aten.like(aten.slice(visible_mask, rows_read))
-        self.values.pop(id(operation.ins[0]), None)
-        self.bind(operation.outs[0], visible_mask)
+            visible_mask = aten.new_like(aten.slice(visible_mask, rows_read))
+        self.values.pop(id(operation.input_values[0]), None)
+        self.bind(operation.output_values[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
     def attention_BlockAttentionCore(self, operation: Step) -> None:
@@ -188,9 +194,11 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
-        score_values = operation.ins[: step_options["parts"]]
-        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :])
+        aten, step_options, local_tensors = self.aten, operation.options, self.frames[-1].local_tensors
+        score_values = operation.input_values[: step_options["parts"]]
+        q, v, *selection = (
+            self.tensor_of(input_value) for input_value in operation.input_values[step_options["parts"] :]
+        )
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if step_options["cap"] is not None:
@@ -200,51 +208,55 @@ class AttentionVariantKernels(AttentionKernels):
         )
         if step_options["sinks"]:
             local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
-        scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
+        scores = local_tensors["scores"] = aten.masked_fill(scores, aten.new_like(visible_mask))
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             attention_weights = aten.slice(joint_probs, scores.shape[-1])
-            self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+            self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
             return
         attention_weights = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+        self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
         scores = [self.tensor_of(score_value) for score_value in score_values]
         for score_value in score_values:
             self.forget(score_value.storage)
-        return scores[0] if len(scores) == 1 else self.t.cat(scores)
+        return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
-        aten, new_keys = self.t, scores.shape[-1] - mask.shape[-1]
+        aten, new_keys = self.aten, scores.shape[-1] - mask.shape[-1]
         if selection:
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
         return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:
-        aten, weights, v = self.t, self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1])
-        v = aten.unsqueeze(v, 1) if len(operation.ins[1].axes) < 2 else self.heads_first(v)
+        aten, weights, v = (
+            self.aten,
+            self.tensor_of(operation.input_values[0]),
+            self.tensor_of(operation.input_values[1]),
+        )
+        v = aten.unsqueeze(v, 1) if len(operation.input_values[1].axes) < 2 else self.heads_first(v)
         weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
-        self.store_tensor(operation.outs[0], self.heads_first(aten.matmul(weights, v)))
+        self.store_tensor(operation.output_values[0], self.heads_first(aten.matmul(weights, v)))
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
     def do_strongest(self, operation: Step) -> None:
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
-        aten = self.t
-        key_strengths, q, k = map(self.tensor_of, operation.ins)
+        aten = self.aten
+        key_strengths, q, k = map(self.tensor_of, operation.input_values)
         key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
-            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)
+            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.new_like(visible_mask)
         )
-        if mask.shape[-1] > operation.options["keep"]:
-            ranked_keys = aten.like(mask)
-            top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["keep"])
-            mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
-        self.bind(operation.outs[0], mask)
+        if mask.shape[-1] > operation.options["key_limit"]:
+            ranked_keys = aten.new_like(mask)
+            top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["key_limit"])
+            mask = aten.scatter(aten.new_like(mask), top_keys, aten.gather(mask, top_keys))
+        self.bind(operation.output_values[0], mask)
 
     def attention_MaskedAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

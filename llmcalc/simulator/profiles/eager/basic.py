@@ -28,7 +28,7 @@ class BasicKernels(Lowering):
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
-        x, output = self.flat_tensor(operation.ins[0], operation), operation.outs[0]
+        x, output = self.flat_tensor(operation.input_values[0], operation), operation.output_values[0]
         bias = None
         if operation.options["bias"]:
             lending_layer = operation.options.get("lent")
@@ -36,20 +36,24 @@ class BasicKernels(Lowering):
             bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), layer_path)
         computed_rows = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != computed_rows:
-            x = self.t.slice(x, computed_rows, 1)
+            x = self.aten.slice(x, computed_rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
         weight = self.linear_weight(operation)
         if operation.options.get("float32"):
-            x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
+            x, weight, bias = (
+                self.aten.to(x, FLOAT32),
+                self.aten.to(weight, FLOAT32),
+                bias and self.aten.to(bias, FLOAT32),
+            )
         self.store_tensor(output, self.linear_output(operation, x, weight, bias))
 
     def output_rows(self, operation: Step) -> Number:
         """Returns the number of last rows per sequence that a linear layer computes."""
-        return self.run_config.new_rows(operation.outs[0].rows)
+        return self.run_config.new_rows(operation.output_values[0].rows)
 
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
-        x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
+        x, output = self.flat_tensor(operation.input_values[0]), operation.output_values[0]
         module_path, linear_name = self.modules[id(operation.options["like"])]
         bias = self.weight(f"{linear_name}.bias", (output.width,), module_path) if operation.options["bias"] else None
         weight = self.weight(f"{linear_name}.weight", (output.width, x.shape[-1]), module_path)
@@ -57,7 +61,7 @@ class BasicKernels(Lowering):
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of this name in this module."""
-        return self.t.linear(x, weight, bias)
+        return self.aten.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:
         """Whether a linear layer has a low-rank adapter; false in this profile."""
@@ -65,14 +69,14 @@ class BasicKernels(Lowering):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer."""
-        return self.product(x, weight, bias, operation.outs[0].width)
+        return self.product(x, weight, bias, operation.output_values[0].width)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
         """Computes x·Wᵀ + b. width: the number of output features."""
-        return self.t.linear(x, weight, bias)
+        return self.aten.linear(x, weight, bias)
 
     def do_table(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         if operation.options["by"] == "all":
             self.store_tensor(output, self.embedding_table(operation))
             return
@@ -87,14 +91,14 @@ class BasicKernels(Lowering):
 
     def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table by index."""
-        return self.t.embedding(weight, index)
+        return self.aten.embedding(weight, index)
 
     def _look_up_indices(self, value_rows: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_source in BY_TOKEN:
             if isinstance(value_rows, MultipliedRows) and value_rows.source_rows in self.inputs:
                 token_ids = self.inputs[value_rows.source_rows]
-                n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
+                n_grams = self.aten.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
             if value_rows not in self.inputs:
@@ -103,16 +107,18 @@ class BasicKernels(Lowering):
                     "count this model"
                 )
             token_ids = self.inputs[value_rows]
-            return token_ids if index_source == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
+            return token_ids if index_source == "ids" else self.aten.new_like(token_ids, self.aten.compare(token_ids))
         if index_source == "chosen" and value_rows is LOGITS:
-            return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(value_rows)), INT64)
+            return self.aten.new_tensor((self.run_config.batch, self.run_config.new_rows(value_rows)), INT64)
         if index_source == "chosen":
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
         if index_source == "positions" or index_source not in local_tensors:
-            local_tensors[index_source] = self.t.new_tensor((self.run_config.new_rows(value_rows),), INT64)
+            local_tensors[index_source] = self.aten.new_tensor((self.run_config.new_rows(value_rows),), INT64)
         row_indices: Tensor = local_tensors[index_source]
-        return self.t.like(row_indices) if index_source == "positions" else row_indices  # positions have an offset
+        return (
+            self.aten.new_like(row_indices) if index_source == "positions" else row_indices
+        )  # positions have an offset
 
     def do_unread_table(self, operation: Step) -> None:
         self.embedding_table(operation)
@@ -122,25 +128,27 @@ class BasicKernels(Lowering):
         parameter_key = (*self.module_path(), operation.name)
         is_trained = self.adapters is None and not operation.op.frozen
         self.store_tensor(
-            operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
+            operation.output_values[0],
+            self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained),
         )
 
     def do_buffer(self, operation: Step) -> None:
         self.store_tensor(
-            operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
+            operation.output_values[0],
+            self.buffer(operation.name, self.shape(operation.output_values[0]), operation.options["indices"]),
         )
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
-        recorded_value = operation.ins[0]
+        recorded_value = operation.input_values[0]
         normed_shape = operation.options["over"]
         heads = getattr(operation.op, "heads", None)
         x = self.tensor_of(recorded_value)
         is_heads_first = heads is not None or self.norms_heads_first(recorded_value, normed_shape)
         if is_heads_first:
-            x = self.t.transpose(x, 1, 2)
+            x = self.aten.transpose(x, 1, 2)
         elif len(normed_shape) > 1:
             x = self.flat_tensor(recorded_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
@@ -148,9 +156,9 @@ class BasicKernels(Lowering):
         module_path, norm_name = (
             (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
         )
-        self.modules[id(operation.outs[0])] = module_path, norm_name
+        self.modules[id(operation.output_values[0])] = module_path, norm_name
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
-        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
+        self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
@@ -165,9 +173,9 @@ class BasicKernels(Lowering):
         """
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
         if spec.weight:
-            y = self.t.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
-        y = self.t.add(y, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else y
-        return self.t.to(y, x.dtype) if spec.float32_product else y
+            y = self.aten.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
+        y = self.aten.add(y, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else y
+        return self.aten.to(y, x.dtype) if spec.float32_product else y
 
     def norm_factor(
         self, spec: Norm, norm_name: str, shape: Any, module_path: Path | None, in_float32: bool = False
@@ -176,10 +184,10 @@ class BasicKernels(Lowering):
         weight = self.weight(f"{norm_name}.weight", shape, module_path)
         if not spec.unit_offset:
             return weight
-        return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
+        return self.aten.add_number(self.aten.to(weight, FLOAT32) if in_float32 else weight)
 
     def _normalize(self, x: Tensor, spec: Norm, group_count: Any) -> Tensor:
-        aten, norm_width = self.t, x.shape[-1]
+        aten, norm_width = self.aten, x.shape[-1]
         y = aten.unflatten(aten.to(x, FLOAT32), -1, (group_count, norm_width // group_count))
         scaled_x = aten.unflatten(x, -1, (group_count, norm_width // group_count)) if spec.scales_x else y
         if spec.type == "layernorm":
@@ -195,48 +203,48 @@ class BasicKernels(Lowering):
     # --- elementwise ------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
+        x = self.tensor_of(operation.input_values[0])
         if operation.options["float32"]:
-            x = self.t.to(x, FLOAT32)
-            self.release_last_reads(operation, operation.ins)
-        self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
+            x = self.aten.to(x, FLOAT32)
+            self.release_last_reads(operation, operation.input_values)
+        self.store_tensor(operation.output_values[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by name."""
         if activation_name == "relu2":
-            return self.t.square(self.t.elementwise_function("relu", x))
+            return self.aten.square(self.aten.elementwise_function("relu", x))
         if activation_name == "square":
-            return self.t.square(x)
+            return self.aten.square(x)
         if activation_name == "gelu_new":
-            return self._gelu_by_steps(x) if self.choices.unfused_gelu else self.t.elementwise_function("gelu", x)
+            return self._gelu_by_steps(x) if self.choices.unfused_gelu else self.aten.elementwise_function("gelu", x)
         if activation_name == "quick_gelu":
-            return self.t.mul(x, self.t.elementwise_function("sigmoid", self.t.scale(x)))
+            return self.aten.mul(x, self.aten.elementwise_function("sigmoid", self.aten.scale(x)))
         if activation_name == "situ":
-            scaled_tanh = self.t.scale(self.t.elementwise_function("tanh", self.t.scale(x)))
-            return self.t.mul(scaled_tanh, self.t.elementwise_function("sigmoid", x))
+            scaled_tanh = self.aten.scale(self.aten.elementwise_function("tanh", self.aten.scale(x)))
+            return self.aten.mul(scaled_tanh, self.aten.elementwise_function("sigmoid", x))
         if activation_name in ("clamped", "clamped_plus_one"):
-            clamped_x = self.t.clamp(x, has_both_limits=True)
-            return clamped_x if activation_name == "clamped" else self.t.add_number(clamped_x)
+            clamped_x = self.aten.clamp(x, has_both_limits=True)
+            return clamped_x if activation_name == "clamped" else self.aten.add_number(clamped_x)
         if activation_name == "clamped_silu":
-            return self.t.elementwise_function("silu", self.t.clamp(x))
+            return self.aten.elementwise_function("silu", self.aten.clamp(x))
         if activation_name == "clamped_swish":
-            clamped_x = self.t.clamp(x)
-            return self.t.mul(clamped_x, self.t.elementwise_function("sigmoid", self.t.scale(clamped_x)))
+            clamped_x = self.aten.clamp(x)
+            return self.aten.mul(clamped_x, self.aten.elementwise_function("sigmoid", self.aten.scale(clamped_x)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
-            return self.t.exp(x)
+            return self.aten.exp(x)
         if activation_name == "signed_root":
-            return self.t.mul(self.t.sqrt(self.t.clamp(self.t.absolute(x))), self.t.sign(x))
+            return self.aten.mul(self.aten.sqrt(self.aten.clamp(self.aten.absolute(x))), self.aten.sign(x))
         if activation_name == "softmax":
-            return self.t.softmax(x)
+            return self.aten.softmax(x)
         if activation_name not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
             raise self.unsupported(f"no kernels for '{activation_name}'")
-        return self.t.elementwise_function("gelu" if activation_name == "gelu_tanh" else activation_name, x)
+        return self.aten.elementwise_function("gelu" if activation_name == "gelu_tanh" else activation_name, x)
 
     def _gelu_by_steps(self, x: Tensor) -> Tensor:
         """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
-        aten = self.t
+        aten = self.aten
         half_input = aten.scale(x)
         return aten.mul(
             half_input,
@@ -245,44 +253,44 @@ class BasicKernels(Lowering):
 
     def _cube(self, x: Tensor) -> Tensor:
         """Computes x³, under autocast possibly in float32."""
-        return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
+        return self.aten.square(self.aten.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     def do_flat(self, operation: Step) -> None:
-        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
+        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def do_scale(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0])))
+        self.store_tensor(operation.output_values[0], self.aten.scale(self.tensor_of(operation.input_values[0])))
 
     def do_split(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
-        shapes = [self.shape(output) for output in operation.outs]
+        x = self.tensor_of(operation.input_values[0])
+        shapes = [self.shape(output) for output in operation.output_values]
         if all(len(shape) == len(x.shape) for shape in shapes):
             axis_range = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            split_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            split_tensors = self.aten.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            split_tensors = self.t.split(
-                self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs]
+            split_tensors = self.aten.split(
+                self.flat_tensor(operation.input_values[0]), [output.width for output in operation.output_values]
             )
-        for output, split_tensor in zip(operation.outs, split_tensors, strict=True):
+        for output, split_tensor in zip(operation.output_values, split_tensors, strict=True):
             self.store_tensor(output, split_tensor)
 
     def do_cat(self, operation: Step) -> None:
-        tensors = list(map(self.tensor_of, operation.ins))
-        shape = self.shape(operation.outs[0])
+        tensors = list(map(self.tensor_of, operation.input_values))
+        shape = self.shape(operation.output_values[0])
         axis = self._concatenation_axis(tensors, shape)
         if axis is None:
-            tensors = [self.flat_tensor(input_value) for input_value in operation.ins]
+            tensors = [self.flat_tensor(input_value) for input_value in operation.input_values]
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             tensors = [self._expand_heads(x, shape) for x in tensors]
         joined_tensor = (
-            self._join_in_pages(tensors, axis) if all(map(self.is_pooled, tensors)) else self.t.cat(tensors, axis)
+            self._join_in_pages(tensors, axis) if all(map(self.is_pooled, tensors)) else self.aten.cat(tensors, axis)
         )
         self.store_tensor(
-            operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
+            operation.output_values[0], self.aten.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
         )
 
     def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
@@ -294,9 +302,9 @@ class BasicKernels(Lowering):
     def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
         if len(x.shape) == 4:
-            return self.t.transpose(x, 1, 2)
-        head_rows = self.t.unsqueeze(x, 1)
-        return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
+            return self.aten.transpose(x, 1, 2)
+        head_rows = self.aten.unsqueeze(x, 1)
+        return self.aten.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
     def _concatenation_axis(self, tensors: list[Tensor], shape: Any) -> int | None:
         """Returns the axis along which the inputs are concatenated to the result; None without one."""
@@ -312,9 +320,10 @@ class BasicKernels(Lowering):
 
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
-        if operation.ins:
+        if operation.input_values:
             self.store_in_cache(
-                operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins)
+                operation.name,
+                *(self.aten.select(self.tensor_of(input_value), 1) for input_value in operation.input_values),
             )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
@@ -326,35 +335,37 @@ class BasicKernels(Lowering):
     def scale_and_cap(self, logits: Tensor) -> Tensor:
         """Returns the logits multiplied by a number, and capped as c · tanh(x / c), where the output head does so."""
         if self.choices.scales_logits:
-            logits = self.t.scale(logits)
+            logits = self.aten.scale(logits)
         if self.choices.caps_logits:
-            logits = self.t.scale(self.t.elementwise_function("tanh", self.t.scale(logits, "div")))
+            logits = self.aten.scale(self.aten.elementwise_function("tanh", self.aten.scale(logits, "div")))
         return logits
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus the losses of multi-token prediction."""
         mtp_logits, self.further_outputs = self.further_outputs, []
         if self.choices.divides_logits:
-            logits = self.t.scale_in_place(logits)
+            logits = self.aten.scale_in_place(logits)
         row_count = times(logits.shape[0], logits.shape[1])
         if isinstance(row_count, int) and isinstance(labels.shape[0], int) and row_count > labels.shape[0]:
-            labels = self.t.new_tensor((row_count,), INT64)  # of several heads, whose logits stand behind one another
+            labels = self.aten.new_tensor(
+                (row_count,), INT64
+            )  # of several heads, whose logits stand behind one another
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
-            loss = self.t.add(loss, self.loss(logits_ahead, labels))
+            loss = self.aten.add(loss, self.loss(logits_ahead, labels))
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the cross-entropy of logits [batch, tokens, vocabulary]."""
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         loss_dtype = DTYPES[self.choices.logits_dtype or default_dtype.name]
-        flat_logits = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
+        flat_logits = self.aten.flatten(self.aten.to(logits, loss_dtype), 0, 1)
         if self.choices.keeps_logits:
             self.logits = [flat_logits]
         return self.cross_entropy(flat_logits, labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary], under autocast in float32 (autocast_mode.h)."""
-        aten = self.t
+        aten = self.aten
         float_logits = logits if self.graph.autocast is None else aten.to(logits, FLOAT32)
         return aten.nll_loss(aten.log_softmax(float_logits), labels)

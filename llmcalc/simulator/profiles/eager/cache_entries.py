@@ -16,7 +16,7 @@ class CacheEntryKernels(AttentionVariantKernels):
     """Kernels of attention to compressed entries, which run the operations of the reference line by line."""
 
     def do_windows(self, operation: Step) -> None:
-        aten, x, output = self.t, self.tensor_of(operation.ins[0]), operation.outs[0]
+        aten, x, output = self.aten, self.tensor_of(operation.input_values[0]), operation.output_values[0]
         shape = self.shape(output)
         if is_zero(shape[1]):  # no window is full yet
             if self.only_finds_parameters:
@@ -30,28 +30,38 @@ class CacheEntryKernels(AttentionVariantKernels):
         )
 
     def do_weighted_mean(self, operation: Step) -> None:
-        aten, (entry_values, gate) = self.t, map(self.tensor_of, operation.ins)
+        aten, (entry_values, gate) = self.aten, map(self.tensor_of, operation.input_values)
         self.store_tensor(
-            operation.outs[0],
+            operation.output_values[0],
             aten.sum(aten.mul(entry_values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), entry_values.dtype)), 2),
         )
 
     def do_with_unpooled_rows(self, operation: Step) -> None:
-        row_tensors = list(map(self.tensor_of, operation.ins))
+        row_tensors = list(map(self.tensor_of, operation.input_values))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached_tensors("cache")
         if cached_tensors is not None:
             row_tensors = [
-                self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
+                self.aten.cat([cached_rows, x], 1)
+                for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
             ]
-        for recorded_value, output, tensor in zip(operation.ins, operation.outs, row_tensors, strict=True):
+        for recorded_value, output, tensor in zip(
+            operation.input_values, operation.output_values, row_tensors, strict=True
+        ):
             self.values.pop(id(recorded_value))
             self.bind(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (recorded_value, *row_values), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
+        aten, (recorded_value, *row_values), cached_tensors = (
+            self.aten,
+            operation.input_values,
+            self.cached_tensors(operation.name),
+        )
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, tokens_per_entry = ([self.tensor_of(row_value) for row_value in row_values], operation.op.rate)
+        remaining_rows, tokens_per_entry = (
+            [self.tensor_of(row_value) for row_value in row_values],
+            operation.op.tokens_per_entry,
+        )
         new_entries = None if self.is_from_earlier_pass(recorded_value) else self.tensor_of(recorded_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is not None:
@@ -69,24 +79,24 @@ class CacheEntryKernels(AttentionVariantKernels):
             *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
         )
         self.values.pop(id(recorded_value), None)
-        self.bind(operation.outs[0], compressed_entries)
+        self.bind(operation.output_values[0], compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:
-        aten, (q, compressed_entries) = self.t, map(self.tensor_of, operation.ins)
-        complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
-            aten.like(self.token_positions(q.shape[1]))
+        aten, (q, compressed_entries) = self.aten, map(self.tensor_of, operation.input_values)
+        complete_entries = self.frames[-1].local_tensors["whole"] = aten.new_like(
+            aten.new_like(self.token_positions(q.shape[1]))
         )
         entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
-        self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
+        self.bind(operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
     def do_value_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed_module(operation)
-        self.bind(operation.outs[0], self.memo[operation.options["slot"]])
+        self.bind(operation.output_values[0], self.memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
         """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
-        aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
+        aten, (keys, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
         top_blocks = self.memo["candidate blocks"]
         block_size = operation.options["block_size"]
         entry_count = keys.shape[1]
@@ -107,40 +117,40 @@ class CacheEntryKernels(AttentionVariantKernels):
                 keys, aten.expand(entry_indices, (*entry_indices.shape[:-1], keys.shape[-1]))
             )
             self.frames[-1].local_tensors["positions"] = positions
-            self.bind(operation.outs[0], gathered_entries)
-            self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
+            self.bind(operation.output_values[0], gathered_entries)
+            self.bind(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
         is_in_top_block = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
         is_in_top_block = aten.slice(
             aten.repeat_interleave(aten.scatter(is_in_top_block, top_blocks), block_size, 2), entry_count
         )
-        self.bind(operation.outs[0], keys)
-        self.bind(operation.outs[1], aten.compare(visible_mask, is_in_top_block))
+        self.bind(operation.output_values[0], keys)
+        self.bind(operation.output_values[1], aten.compare(visible_mask, is_in_top_block))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
-        aten, (batch, tokens, entry_count) = self.t, masked_scores.shape
+        aten, (batch, tokens, entry_count) = self.aten, masked_scores.shape
         total_blocks = -(-entry_count // block_size)
         padded_scores = aten.pad(masked_scores, total_blocks * block_size)
         block_maxima = aten.new_tensor((batch, tokens, total_blocks), FLOAT32)
         del padded_scores
-        block_of_token = aten.like(self.token_positions(tokens))
+        block_of_token = aten.new_like(self.token_positions(tokens))
         block_maxima = aten.scatter(block_maxima, block_of_token)
         ranked_blocks = aten.sort(block_maxima)[1]
         self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
         """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
-        aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        self.forget(operation.ins[0].storage)
-        self.forget(operation.ins[1].storage)
+        aten, (scores, weights, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
+        self.forget(operation.input_values[0].storage)
+        self.forget(operation.input_values[1].storage)
         weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(weights, 1, 2), -1))
         del weights
         weighted_scores = aten.sum(weighted_scores, 1)
         scores = aten.to(weighted_scores, FLOAT32)
         del weighted_scores
-        masked_scores = aten.masked_fill(scores, aten.like(visible_mask))
+        masked_scores = aten.masked_fill(scores, aten.new_like(visible_mask))
         if operation.options["finds"] is not None:
             self._choose_best_blocks(masked_scores, *operation.options["finds"])
         top_entries = aten.sort(masked_scores)[1]
@@ -148,33 +158,36 @@ class CacheEntryKernels(AttentionVariantKernels):
         positions = self.frames[-1].local_tensors.get("positions")
         if positions is not None:
             top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
-        self.bind(operation.outs[0], top_entries)
+        self.bind(operation.output_values[0], top_entries)
 
     def do_among(self, operation: Step) -> None:
-        aten, (visible_mask, chosen_entries, compressed_entries) = self.t, map(self.tensor_of, operation.ins)
-        self.values.pop(id(operation.ins[2]), None)
+        aten, (visible_mask, chosen_entries, compressed_entries) = (
+            self.aten,
+            map(self.tensor_of, operation.input_values),
+        )
+        self.values.pop(id(operation.input_values[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
             entry_indices = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
             self.bind(
-                operation.outs[1],
+                operation.output_values[1],
                 aten.gather(
                     compressed_entries,
                     aten.expand(entry_indices, (*entry_indices.shape[:-1], compressed_entries.shape[-1])),
                 ),
             )
-            self.bind(operation.outs[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
+            self.bind(operation.output_values[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
             return
-        self.bind(operation.outs[1], compressed_entries)
+        self.bind(operation.output_values[1], compressed_entries)
         selected_mask = aten.scatter(
-            aten.expand(aten.like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
+            aten.expand(aten.new_like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
         )
-        self.bind(operation.outs[0], aten.unsqueeze(aten.like(visible_mask, selected_mask), 1))
+        self.bind(operation.output_values[0], aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1))
 
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
-        aten, output = self.t, operation.outs[0]
+        aten, output = self.aten, operation.output_values[0]
         x, (group_count, rank_per_group) = (
-            self.flat_tensor(operation.ins[0], operation),
+            self.flat_tensor(operation.input_values[0], operation),
             (axis.size for axis in output.axes),
         )
         self.frames[-1].local_tensors["out"] = x

@@ -17,23 +17,27 @@ class ConvolutionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_conv(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         op = operation.op
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", operation.name)
         has_filters_per_head = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
-        x = self.t.transpose(
-            self.tensor_of(operation.ins[0]) if has_filters_per_head else self.flat_tensor(operation.ins[0]), 1, 2
+        x = self.aten.transpose(
+            self.tensor_of(operation.input_values[0])
+            if has_filters_per_head
+            else self.flat_tensor(operation.input_values[0]),
+            1,
+            2,
         )
         convolution_output = self.convolve(x, operation, self.run_config.new_rows(output.rows))
-        self.store_tensor(output, self.t.transpose(convolution_output, 1, 2))
+        self.store_tensor(output, self.aten.transpose(convolution_output, 1, 2))
 
     def convolve(self, x: Tensor, operation: Step, output_length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""
-        conv_options, channel_count = operation.options, operation.outs[0].width
+        conv_options, channel_count = operation.options, operation.output_values[0].width
         weight = self.weight(
             f"{operation.name}.weight",
             (channel_count // conv_options["shared"], x.shape[1] // conv_options["groups"], conv_options["kernel"]),
         )
         bias = self.weight(f"{operation.name}.bias", (channel_count,)) if conv_options["bias"] else None
-        return self.t.convolution(x, weight, bias, output_length)
+        return self.aten.convolution(x, weight, bias, output_length)

@@ -50,7 +50,7 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
-        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         has_heads = module_steps["x_proj"].verb == "experts"
         heads = module_steps["x_proj"].options["experts"].size if has_heads else 1
         inner_states, gate = aten.split(self.project(module_steps["in_proj"], x), [op.inner, op.inner])
@@ -58,7 +58,7 @@ class DecodeStepKernels(ScanKernels):
             module_steps["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state"
         )
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
-        projected_width = module_steps["x_proj"].outs[0].width
+        projected_width = module_steps["x_proj"].output_values[0].width
         rank = projected_width - 2 * op.state
         if has_heads:
             dt_b_c = self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
@@ -84,12 +84,12 @@ class DecodeStepKernels(ScanKernels):
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
         if per_head:
-            return self._project_per_head(operation, x, heads, operation.outs[0].width)
+            return self._project_per_head(operation, x, heads, operation.output_values[0].width)
         return self.project(operation, x)
 
     def _project_per_head(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Applies one linear layer per head, as HeadwiseLinear.forward does."""
-        aten, head_width = self.t, exact_div(x.shape[-1], heads)
+        aten, head_width = self.aten, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
         y = aten.matmul(
             aten.transpose(aten.unflatten(x, -1, (heads, head_width)), 1, 2), aten.transpose(weight, -1, -2)
@@ -100,7 +100,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _decode_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Mamba's scan for one token, as Scan.forward does."""
-        aten, previous_state = self.t, self.cached_state("ssm_state")
+        aten, previous_state = self.aten, self.cached_state("ssm_state")
         decay = aten.exp(
             aten.mul(
                 aten.unsqueeze(aten.to(time_step, FLOAT32), -1),
@@ -126,9 +126,9 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
-        aten, op, activation_name = self.t, module_steps.op("scan", ChunkedScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", ChunkedScan), module_steps.acts[0]
         inner_width = op.heads * op.head_dim
-        group_width = exact_div(module_steps["conv1d"].outs[0].width - inner_width, 2)
+        group_width = exact_div(module_steps["conv1d"].output_values[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         gate, conv_input, time_step = aten.split(
             self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
@@ -149,7 +149,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs Mamba-2's scan with time step and skip connection for one token, as ChunkedScan.forward does."""
-        aten, heads = self.t, x.shape[2:3]
+        aten, heads = self.aten, x.shape[2:3]
         time_step = aten.to(
             aten.elementwise_function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32
         )
@@ -161,7 +161,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""
-        aten, previous_state = self.t, self.cached_state("ssm_state")
+        aten, previous_state = self.aten, self.cached_state("ssm_state")
         decayed_state = aten.mul(
             previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
         )
@@ -180,7 +180,7 @@ class DecodeStepKernels(ScanKernels):
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in module_steps.all:
             if operation.verb == "mul":
-                y = self.t.mul(y, activated_gate)
+                y = self.aten.mul(y, activated_gate)
             if operation.verb == "norm":
                 y = self.normalize_output(module_steps, y, inner_width)
         return y
@@ -192,16 +192,16 @@ class DecodeStepKernels(ScanKernels):
         self.refuse_dynamic_filters(module_steps)
         if "A_log" not in module_steps:
             return self._decode_delta_net(module_steps, x)
-        return (self._decode_kimi_delta if module_steps["core"].op.by_channel else self._decode_gated_delta)(
+        return (self._decode_kimi_delta if module_steps["core"].op.decays_by_channel else self._decode_gated_delta)(
             module_steps, x
         )
 
     def _decode_gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        projection_widths = [module_steps[operation_name].outs[0].width for operation_name in QKV]
+        projection_widths = [module_steps[operation_name].output_values[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, projection_widths)
         heads_per_group = exact_div(op.heads * op.key_dim, projection_widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
@@ -225,10 +225,12 @@ class DecodeStepKernels(ScanKernels):
 
     def _decode_delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of DeltaNet, as DeltaNetReference.forward does."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        q, k, v = aten.split(convolved_qkv, [module_steps[operation_name].outs[0].width for operation_name in QKV])
+        q, k, v = aten.split(
+            convolved_qkv, [module_steps[operation_name].output_values[0].width for operation_name in QKV]
+        )
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.all) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
@@ -244,17 +246,19 @@ class DecodeStepKernels(ScanKernels):
 
     def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
-        qkv = self.t.transpose(self.t.cat([self.project(module_steps[proj_name], x) for proj_name in QKV]), 1, 2)
-        return qkv, self.t.elementwise_function(
+        qkv = self.aten.transpose(self.aten.cat([self.project(module_steps[proj_name], x) for proj_name in QKV]), 1, 2)
+        return qkv, self.aten.elementwise_function(
             "silu", self.convolve_after_state(module_steps["conv1d"], qkv, "conv_state")
         )
 
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
-        return self.t.repeat_interleave(self.t.transpose(self.split_heads(x, head_size), 1, 2), heads_per_group, 1)
+        return self.aten.repeat_interleave(
+            self.aten.transpose(self.split_heads(x, head_size), 1, 2), heads_per_group, 1
+        )
 
     def _decode_kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         channel_count = op.heads * op.key_dim
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
@@ -271,7 +275,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _log_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", module_steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
@@ -285,7 +289,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor) -> Tensor:
         """Runs the delta rule for one token, as DeltaRule.forward does."""
-        aten = self.t
+        aten = self.aten
         q, k, v, beta = [aten.to(x, FLOAT32) for x in (q, k, v, beta)]
         log_decay = None if log_decay is None else aten.to(log_decay, FLOAT32)
         q_unit = aten.scale(self._scale_to_unit_length(q))
@@ -296,14 +300,14 @@ class DecodeStepKernels(ScanKernels):
         return output
 
     def _scale_to_unit_length(self, x: Tensor) -> Tensor:
-        aten = self.t
+        aten = self.aten
         return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Updates the delta rule's state, as DeltaRule._run_token does."""
-        aten = self.t
+        aten = self.aten
         if log_decay is not None:
             state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
         predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
@@ -320,7 +324,7 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of linear attention with a decay, as LinearAttentionReference.forward does."""
         if "f_proj" in module_steps:
             return self._decode_hgrn2(module_steps, x)
-        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         rope_operations = [operation for operation in module_steps.all if operation.verb == "rope"]
         q, k = (
             self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
@@ -342,7 +346,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _decode_hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
-        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         q = aten.elementwise_function("silu", self.project(module_steps["q_proj"], x))
         forget_gate = self._retained(module_steps, self.project(module_steps["f_proj"], x))
         v = self.project(module_steps["i_proj"], x)
@@ -360,7 +364,7 @@ class DecodeStepKernels(ScanKernels):
 
     def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
-        aten = self.t
+        aten = self.aten
         gate = aten.elementwise_function("sigmoid", aten.to(forget_logits, FLOAT32))
         if "lower_bound" not in module_steps:
             return gate
@@ -373,28 +377,28 @@ class DecodeStepKernels(ScanKernels):
         self, module_steps: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
     ) -> Tensor:
         """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
-        heads = self.t.transpose(self.split_heads(self.project(module_steps[projection], x), head_size), 1, 2)
+        heads = self.aten.transpose(self.split_heads(self.project(module_steps[projection], x), head_size), 1, 2)
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
 
     def _for_each_query_head(self, x: Tensor, heads: Any) -> Tensor:
-        return x if are_equal(x.shape[1], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
+        return x if are_equal(x.shape[1], heads) else self.aten.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
 
     def _linear_attention_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as the references' _log_decay does."""
-        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         if "gk_b_proj" in module_steps:
             logits = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
             return self._for_each_query_head(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
         heads = aten.new_tensor((op.heads,), FLOAT32)
-        log_decay = aten.like(aten.like(aten.like(aten.like(heads))))
+        log_decay = aten.new_like(aten.new_like(aten.new_like(aten.new_like(heads))))
         log_decay = aten.unsqueeze(aten.unsqueeze(log_decay, -1), -1)
         return aten.expand(log_decay, (x.shape[0], op.heads, x.shape[1], 1))
 
     def _linear_attention_step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         """Runs linear attention for one token, as LinearAttention.forward does."""
-        aten = self.t
+        aten = self.aten
         q, k, v, log_decay = [aten.to(y, FLOAT32) for y in (q, k, v, log_decay)]
         q = aten.scale(q)
         state = self.cached_state("recurrent_state")
@@ -407,7 +411,7 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
-        aten, op = self.t, module_steps.op("core", MatrixMemory)
+        aten, op = self.aten, module_steps.op("core", MatrixMemory)
         q, k, v = (self._split_float32_heads(module_steps[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
@@ -430,37 +434,37 @@ class DecodeStepKernels(ScanKernels):
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Splits into float32 heads, as MLSTMReference._split_heads does."""
-        aten = self.t
+        aten = self.aten
         y = aten.to(self.project(operation, x), FLOAT32)
         return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
     def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
-        scaled_gate = self.t.scale(self.t.select(self._split_float32_heads(operation, x, heads), -1), "div")
-        scaled_gate = self.t.elementwise_function("tanh", scaled_gate)
-        return self.t.scale(scaled_gate)
+        scaled_gate = self.aten.scale(self.aten.select(self._split_float32_heads(operation, x, heads), -1), "div")
+        scaled_gate = self.aten.elementwise_function("tanh", scaled_gate)
+        return self.aten.scale(scaled_gate)
 
     def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs mLSTM's matrix memory for one token, as Core.forward of the reference does."""
-        aten = self.t
+        aten = self.aten
         log_f, q = self._log_sigmoid(forget_gate), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, input_gate, log_f, matrix_states)
         return aten.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
         """Computes the log-sigmoid, which allocates and frees a temporary buffer."""
-        output, _buffer = self.t.like(x), self.t.like(x)
+        output, _buffer = self.aten.new_like(x), self.aten.new_like(x)
         return output
 
     def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Updates mLSTM's matrix memory, as Core._run_token does."""
-        aten = self.t
+        aten = self.aten
         matrix_memory, norm, largest_exponent = matrix_states
-        next_exponent = aten.like(aten.add(log_f, largest_exponent), input_gate)
+        next_exponent = aten.new_like(aten.add(log_f, largest_exponent), input_gate)
         decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
         write_weight = aten.exp(aten.sub(input_gate, next_exponent))
         decayed_memory = aten.mul(aten.unsqueeze(decay, -1), matrix_memory)
@@ -473,25 +477,27 @@ class DecodeStepKernels(ScanKernels):
         del decayed_memory
         denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
         numerator = aten.matmul(q, matrix_memory)
-        denominator_bound = aten.like(
+        denominator_bound = aten.new_like(
             aten.elementwise_function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg"))
         )
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
     def next_wkv(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
+        self.store_tensor(
+            operation.output_values[0], self._weighted_average(*map(self.tensor_of, operation.input_values))
+        )
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
         """Computes RWKV's weighted average, as TimeMixReference._weighted_average does."""
-        aten, dtype = self.t, key.dtype
+        aten, dtype = self.aten, key.dtype
         key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, decay = aten.to(time_first, FLOAT32), aten.scale(aten.exp(aten.to(decay, FLOAT32)), "neg")
         cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
-        _zero, (numerator, denominator, largest_exponent) = aten.like(aten.select(key, 1)), cached_states
+        _zero, (numerator, denominator, largest_exponent) = aten.new_like(aten.select(key, 1)), cached_states
         k, v = aten.select(key, 1), aten.select(value, 1)
-        new_exponent = aten.like(largest_exponent, aten.add(k, time_first))
+        new_exponent = aten.new_like(largest_exponent, aten.add(k, time_first))
         past_weight = aten.exp(aten.sub(largest_exponent, new_exponent))
         current_weight = aten.exp(aten.sub(aten.add(k, time_first), new_exponent))
         outputs = [
@@ -500,7 +506,7 @@ class DecodeStepKernels(ScanKernels):
                 aten.add(aten.mul(past_weight, denominator), current_weight),
             )
         ]
-        new_exponent = aten.like(aten.add(largest_exponent, decay), k)
+        new_exponent = aten.new_like(aten.add(largest_exponent, decay), k)
         next_past_weight = aten.exp(aten.sub(aten.add(largest_exponent, decay), new_exponent))
         next_current_weight = aten.exp(aten.sub(k, new_exponent))
         past_weight, current_weight = next_past_weight, next_current_weight
@@ -526,13 +532,13 @@ class DecodeStepKernels(ScanKernels):
 
     def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
         """Computes past_weight · past_sum + current_weight · value."""
-        return self.t.add(self.t.mul(past_weight, past_sum), self.t.mul(current_weight, value))
+        return self.aten.add(self.aten.mul(past_weight, past_sum), self.aten.mul(current_weight, value))
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
     def decode_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
-        aten, conv_step = self.t, module_steps["conv_1d"]
+        aten, conv_step = self.aten, module_steps["conv_1d"]
         gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
@@ -544,8 +550,8 @@ class DecodeStepKernels(ScanKernels):
         log_a = aten.mul(recurrent_gate, aten.elementwise_function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
-        decay = aten.like(log_a)
-        saved_gates = aten.like(
+        decay = aten.new_like(log_a)
+        saved_gates = aten.new_like(
             _is_first_token, decay, aten.sqrt(aten.scale(aten.expm1(aten.scale(log_a)), "neg")), dtype=FLOAT32
         )
         del decay
@@ -558,11 +564,11 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:
-        return self.t.elementwise_function("sigmoid", self._block_linear(operation, x))
+        return self.aten.elementwise_function("sigmoid", self._block_linear(operation, x))
 
     def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""
-        aten, op = self.t, operation.op
+        aten, op = self.aten, operation.op
         assert isinstance(op, BlockLinear)
         block_width = exact_div(x.shape[-1], op.blocks)
         weight = self.weight(f"{operation.name}.weight", (op.blocks, block_width, block_width))
@@ -573,6 +579,6 @@ class DecodeStepKernels(ScanKernels):
 
     def _recurrence_step(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Computes one step a·h + b of a linear recurrence."""
-        aten = self.t
+        aten = self.aten
         next_state = aten.add(aten.slice(b, 1, 1), aten.mul(aten.slice(a, 1, 1), aten.unsqueeze(h, 1)))
         return aten.cat([next_state, aten.slice(b, 0, 1)], 1)

@@ -18,29 +18,29 @@ class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 
     def do_add(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.add(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.aten.add(*self._align_axes(operation)))
 
     def do_mul(self, operation: Step) -> None:
         a, b = self._align_axes(operation)
-        product, dtype = self.t.mul(a, b), a.dtype
+        product, dtype = self.aten.mul(a, b), a.dtype
         if operation.options["float32"]:
             del a, b
-            self.release_last_reads(operation, operation.ins)
-            product = self.t.to(product, dtype)
-        self.store_tensor(operation.outs[0], product)
+            self.release_last_reads(operation, operation.input_values)
+            product = self.aten.to(product, dtype)
+        self.store_tensor(operation.output_values[0], product)
 
     def do_sub(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.sub(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.aten.sub(*self._align_axes(operation)))
 
     def do_div(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.div(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.aten.div(*self._align_axes(operation)))
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along missing axes."""
-        a, b = map(self.tensor_of, operation.ins)
-        axis_count, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
-        return self._align_axes_of(operation.ins[0], a, axes, axis_count), self._align_axes_of(
-            operation.ins[1], b, axes, axis_count
+        a, b = map(self.tensor_of, operation.input_values)
+        axis_count, axes = max(len(a.shape), len(b.shape)), operation.output_values[0].axes
+        return self._align_axes_of(operation.input_values[0], a, axes, axis_count), self._align_axes_of(
+            operation.input_values[1], b, axes, axis_count
         )
 
     def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, axis_count: int) -> Tensor:
@@ -49,7 +49,7 @@ class ElementwiseKernels(BasicKernels):
             for axis in reversed(axes):
                 if axis in recorded_value.axes:
                     break
-                x = self.t.unsqueeze(x, -1)
+                x = self.aten.unsqueeze(x, -1)
             return x
         if recorded_value.rows is ONCE or len(recorded_value.axes) == len(axes):
             return x
@@ -60,17 +60,17 @@ class ElementwiseKernels(BasicKernels):
         if value_axes:  # axes of other names (a gate per head) come first
             missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axes))
         for axis_index in missing_axes:
-            x = self.t.unsqueeze(x, leading_axes + axis_index)
+            x = self.aten.unsqueeze(x, leading_axes + axis_index)
         return x
 
     def do_plus(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.add_number(self.tensor_of(operation.ins[0])))
+        self.store_tensor(operation.output_values[0], self.aten.add_number(self.tensor_of(operation.input_values[0])))
 
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        recorded_value, output = operation.ins[0], operation.outs[0]
+        recorded_value, output = operation.input_values[0], operation.output_values[0]
         (summed_axis,) = [axis_index for axis_index, axis in enumerate(recorded_value.axes) if axis not in output.axes]
-        reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
+        reduce_tensor = self.aten.mean if operation.options["mean"] else self.aten.sum
         x = self.tensor_of(recorded_value)
         self.store_tensor(
             output, reduce_tensor(x, len(x.shape) - len(recorded_value.axes) + summed_axis, keepdim=False)
@@ -80,18 +80,18 @@ class ElementwiseKernels(BasicKernels):
 
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
-        output = operation.outs[0]
+        output = operation.output_values[0]
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
     def do_in_format_of(self, operation: Step) -> None:
-        x, format_tensor = map(self.tensor_of, operation.ins)
-        self.bind(operation.outs[0], self.t.to(format_tensor, x.dtype))
+        x, format_tensor = map(self.tensor_of, operation.input_values)
+        self.bind(operation.output_values[0], self.aten.to(format_tensor, x.dtype))
 
     def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
-        aten, positions = self.t, self.t.new_tensor((row_count,), INT64)
+        aten, positions = self.aten, self.aten.new_tensor((row_count,), INT64)
         half_width = ceil_div(vector_width, 2)
-        exponents = aten.like(aten.new_tensor((half_width,), FLOAT32))
-        angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
+        exponents = aten.new_like(aten.new_tensor((half_width,), FLOAT32))
+        angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.new_like(aten.new_like(exponents)))
         del exponents
         return aten.slice(
             aten.cat([aten.elementwise_function("sin", angles), aten.elementwise_function("cos", angles)]), vector_width
@@ -101,19 +101,19 @@ class ElementwiseKernels(BasicKernels):
 
     def do_act(self, operation: Step) -> None:
         if operation.options["kind"] == "xielu":
-            self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))
+            self.store_tensor(operation.output_values[0], self.xielu(*map(self.tensor_of, operation.input_values)))
         elif operation.options["kind"] == "log_position":
-            x, *activation_weights = map(self.tensor_of, operation.ins)
+            x, *activation_weights = map(self.tensor_of, operation.input_values)
             self.store_tensor(
-                operation.outs[0],
-                self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *activation_weights), 1, 2),
+                operation.output_values[0],
+                self.aten.transpose(self.scale_by_position(self.aten.transpose(x, 1, 2), *activation_weights), 1, 2),
             )
         else:
             super().do_act(operation)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
         """Computes the xIELU activation, as XIELU.forward does."""
-        aten = self.t
+        aten = self.aten
         beta, eps = aten.unbind(constants)
         positive_alpha, negative_alpha = aten.unbind(aten.elementwise_function("softplus", alpha))
         is_positive = aten.compare(x)
@@ -125,7 +125,7 @@ class ElementwiseKernels(BasicKernels):
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         """Multiplies x [batch, heads, tokens, size] by a scale that depends on the position (PositionScale.forward)."""
-        aten = self.t
+        aten = self.aten
         log_positions = aten.to(
             aten.elementwise_function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)),
             x.dtype,

@@ -30,11 +30,11 @@ class ExpertCapacityKernels(ExpertKernels):
 
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""
-        capacity_factor, x = self.choices.expert_capacity, operation.ins[0]
+        capacity_factor, x = self.choices.expert_capacity, operation.input_values[0]
         if capacity_factor is None:
             super().do_dispatch(operation)
             return
-        aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
+        aten, local_tensors, experts = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
         zero_mask = aten.new_tensor((tokens, experts), weights.dtype)
@@ -48,7 +48,7 @@ class ExpertCapacityKernels(ExpertKernels):
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
         sent_rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
-        self.bind(operation.outs[0], aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
+        self.bind(operation.output_values[0], aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
 
     def do_to_tokens(self, operation: Step) -> None:
         if self.choices.expert_capacity is not None:
@@ -61,28 +61,35 @@ class ExpertCapacityKernels(ExpertKernels):
             return
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
-        aten, experts, row_count = self.t, *self.expert_row_index("weight").shape
-        x = self._expert_rows(self.tensor_of(operation.ins[0]), experts, row_count)
-        output_width, input_width = element_count(operation.outs[0].axes), x.shape[-1]
+        aten, experts, row_count = self.aten, *self.expert_row_index("weight").shape
+        x = self._expert_rows(self.tensor_of(operation.input_values[0]), experts, row_count)
+        output_width, input_width = element_count(operation.output_values[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, output_width, input_width))
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, output_width)), 1))
-        self.bind(operation.outs[0], y)
+        self.bind(operation.output_values[0], y)
 
     def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return (
-            x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, row_count, x.shape[-1]))
+            x
+            if len(x.shape) == 3 and x.shape[0] == experts
+            else self.aten.reshape(x, (experts, row_count, x.shape[-1]))
         )
 
     def do_combine(self, operation: Step) -> None:
         if self.choices.expert_capacity is None:
             super().do_combine(operation)
             return
-        aten, weights, sent_weights = self.t, self.tensor_of(operation.ins[1]), self.expert_row_index("weight")
-        y = self._expert_rows(self.tensor_read_by(operation, operation.ins[0]), *sent_weights.shape)
+        aten, weights, sent_weights = (
+            self.aten,
+            self.tensor_of(operation.input_values[1]),
+            self.expert_row_index("weight"),
+        )
+        y = self._expert_rows(self.tensor_read_by(operation, operation.input_values[0]), *sent_weights.shape)
         y = aten.flatten(aten.mul(y, aten.unsqueeze(aten.to(sent_weights, y.dtype), 2)), 0, 1)
         self.store_tensor(
-            operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
+            operation.output_values[0],
+            aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")),
         )

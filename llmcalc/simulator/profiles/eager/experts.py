@@ -37,21 +37,23 @@ class ExpertKernels(Lowering):
         axis_count: the axes of one row.
         """
         if axis_count > 1:
-            return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axis_count - 1), 1)
-        return self.t.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
+            return self.aten.flatten(self.aten.flatten(x, 0, len(x.shape) - axis_count - 1), 1)
+        return self.aten.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def do_route(self, operation: Step) -> None:
-        aten, route_options = self.t, operation.options
-        inputs_by_name = dict(zip(route_options["beside"], operation.ins[1:], strict=True))
+        aten, route_options = self.aten, operation.options
+        inputs_by_name = dict(zip(route_options["beside"], operation.input_values[1:], strict=True))
         if route_options["scoring"] == "softmax of chosen":
             logits, expert_indices = aten.topk(
-                aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), route_options["top_k"]
+                aten.to(self.tensor_read_by(operation, operation.input_values[0]), FLOAT32), route_options["top_k"]
             )
             weights = aten.softmax(logits)
         else:
-            scores = self.router_scores(self.tensor_read_by(operation, operation.ins[0]), route_options["scoring"])
+            scores = self.router_scores(
+                self.tensor_read_by(operation, operation.input_values[0]), route_options["scoring"]
+            )
             if "table" in inputs_by_name:
                 expert_indices = aten.new_tensor((*scores.shape[:-1], route_options["top_k"]), INT64)
             else:
@@ -61,13 +63,13 @@ class ExpertKernels(Lowering):
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
             if route_options["skip"]:
                 is_skipped_expert = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.like(expert_indices)
-        for recorded_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
+                weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.new_like(expert_indices)
+        for recorded_value, x in zip(operation.output_values, (weights, expert_indices), strict=True):
             self.store_tensor(recorded_value, x)
 
     def router_scores(self, logits: Tensor, score_function: str) -> Tensor:
         """Converts logits to scores, in float32."""
-        aten = self.t
+        aten = self.aten
         logits = aten.to(logits, FLOAT32)
         if score_function == "softmax":
             return aten.softmax(logits)
@@ -77,57 +79,61 @@ class ExpertKernels(Lowering):
 
     def top_experts(self, scores: Tensor, top_k: int, score_correction: Value | None) -> Tensor:
         """Returns the experts with the highest corrected scores."""
-        return self.t.topk(
-            scores if score_correction is None else self.t.add(scores, self.tensor_of(score_correction)), top_k
+        return self.aten.topk(
+            scores if score_correction is None else self.aten.add(scores, self.tensor_of(score_correction)), top_k
         )[1]
 
     def chosen_expert_weights(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
-        chosen_scores = self.t.gather(scores, expert_indices)
+        chosen_scores = self.aten.gather(scores, expert_indices)
         if expert_indices.shape[-1] != 1:
-            return self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
+            return self.aten.div(chosen_scores, self.aten.sum(chosen_scores, keepdim=True))
         return chosen_scores
 
     def do_product_keys(self, operation: Step) -> None:
-        aten, grid_side = self.t, operation.options["side"].size
+        aten, grid_side = self.aten, operation.options["side"].size
         row_scores, column_scores = aten.split(
-            aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), (grid_side, grid_side)
+            aten.to(self.tensor_read_by(operation, operation.input_values[0]), FLOAT32), (grid_side, grid_side)
         )
         top_scores, top_indices = aten.topk(
             aten.flatten(aten.add(aten.unsqueeze(row_scores, 3), aten.unsqueeze(column_scores, 2)), 2),
             operation.options["top_k"],
         )
-        self.store_tensor(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
-        self.store_tensor(operation.outs[1], top_indices)
+        self.store_tensor(operation.output_values[0], aten.to(aten.softmax(top_scores), self.dtype))
+        self.store_tensor(operation.output_values[1], top_indices)
 
     def do_carry(self, operation: Step) -> None:
-        x, slot_key = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
-        if len(operation.ins) > 1 and self.recompute.reentrant:
+        x, slot_key = self.tensor_of(operation.input_values[0]), (CARRIED, operation.options["slot"])
+        if len(operation.input_values) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(operation.ins) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
+        if len(operation.input_values) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
             )
-        if len(operation.ins) > 1 and slot_key in self.memo:
-            x = self.t.add(x, self.t.mul(self.memo[slot_key], self.tensor_of(operation.ins[1])))
+        if len(operation.input_values) > 1 and slot_key in self.memo:
+            x = self.aten.add(x, self.aten.mul(self.memo[slot_key], self.tensor_of(operation.input_values[1])))
         self.memo[slot_key] = x
-        self.store_tensor(operation.outs[0], x)
+        self.store_tensor(operation.output_values[0], x)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, operation: Step) -> None:
-        x, output = operation.ins[0], operation.outs[0]
+        x, output = operation.input_values[0], operation.output_values[0]
         if x.rows == output.rows:  # they are in the order of the tokens
             sorted_order = self.expert_row_index("order")
-            self.store_tensor(output, self.t.index_select(self.flat_rows(self.tensor_of(x), len(x.axes)), sorted_order))
+            self.store_tensor(
+                output, self.aten.index_select(self.flat_rows(self.tensor_of(x), len(x.axes)), sorted_order)
+            )
             return
         local_tensors = self.frames[-1].local_tensors
-        local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
-        local_tensors["token"] = self.t.like(local_tensors["order"])
-        sent_rows = self.t.index_select(self.t.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
+        local_tensors["expert"], local_tensors["order"] = self.aten.sort(
+            self.aten.flatten(self.tensor_of(operation.input_values[1]))
+        )
+        local_tensors["token"] = self.aten.new_like(local_tensors["order"])
+        sent_rows = self.aten.index_select(self.aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
         if self.choices.matches_transformers:
             local_tensors["rows"] = sent_rows
         self.store_tensor(output, sent_rows)
@@ -144,9 +150,11 @@ class ExpertKernels(Lowering):
         raise self.unsupported("no kernels for experts without a router")
 
     def do_to_tokens(self, operation: Step) -> None:
-        recorded_value = operation.ins[0]
+        recorded_value = operation.input_values[0]
         x = self.flat_rows(self.tensor_read_by(operation, recorded_value), len(recorded_value.axes))
-        self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
+        self.store_tensor(
+            operation.output_values[0], self.aten.index_add(x.shape[0], x, self.expert_row_index("order"))
+        )
 
     def do_combine(self, operation: Step) -> None:
         """Sums the weighted expert outputs of each token.
@@ -154,8 +162,10 @@ class ExpertKernels(Lowering):
         The classes of transformers put the rows back into the order of tokens by an index and sum over the experts.
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
-        aten, weights = self.t, self.tensor_of(operation.ins[1])
-        expert_outputs = self.flat_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
+        aten, weights = self.aten, self.tensor_of(operation.input_values[1])
+        expert_outputs = self.flat_rows(
+            self.tensor_read_by(operation, operation.input_values[0]), len(operation.input_values[0].axes)
+        )
         dtype = expert_outputs.dtype
         y = aten.mul(
             expert_outputs,
@@ -168,23 +178,23 @@ class ExpertKernels(Lowering):
             ),
         )
         if self.choices.matches_transformers:
-            y = aten.index_select(y, aten.like(self.expert_row_index("order")))
+            y = aten.index_select(y, aten.new_like(self.expert_row_index("order")))
             *token_shape, top_k = weights.shape
             tokens = token_shape[0] if len(token_shape) == 1 else token_shape[0] * token_shape[1]
             token_sums = aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1)
-            self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
+            self.store_tensor(operation.output_values[0], aten.to(token_sums, dtype))
             for module_frame in self.frames:
                 module_frame.local_tensors.pop("rows", None)
             return
         del expert_outputs
         token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
-        self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
+        self.store_tensor(operation.output_values[0], aten.to(token_sums, dtype))
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
     def do_experts(self, operation: Step) -> None:
-        aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
-        x = self.flat_rows(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
+        aten, output, experts = self.aten, operation.output_values[0], operation.options["experts"].size
+        x = self.flat_rows(self.tensor_of(operation.input_values[0]), len(operation.input_values[0].axes))
         input_width, output_width = x.shape[1], element_count(output.axes)
         for row_width in (input_width, output_width):
             if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
@@ -215,7 +225,7 @@ class ExpertKernels(Lowering):
             for linear_step, y in zip(
                 linear_steps, aten.split(grouped_product, [output_width] * len(linear_steps)), strict=True
             ):
-                self.store_tensor(linear_step.outs[0], y)
+                self.store_tensor(linear_step.output_values[0], y)
             return
         weight = self.expert_slices(operation, self.expert_weight(operation, (experts, output_width, input_width)))
         if x.dtype is not weight.dtype:
@@ -244,7 +254,7 @@ class ExpertKernels(Lowering):
             return weight
 
         def backward(first_gradient: Tensor, *_: Any) -> tuple[Gradient]:
-            second_gradient, gradient_sum = self.t.like(first_gradient), self.t.like(first_gradient)
+            second_gradient, gradient_sum = self.aten.new_like(first_gradient), self.aten.new_like(first_gradient)
             del second_gradient
             return (gradient_sum,)
 
@@ -264,18 +274,18 @@ class ExpertKernels(Lowering):
             if isinstance(scope_item, Step)
             and scope_item.verb == "experts"
             and scope_item.name in GATE_AND_UP
-            and scope_item.ins[0] is operation.ins[0]
+            and scope_item.input_values[0] is operation.input_values[0]
             and not scope_item.options["bias"]
         ]
         return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [operation]
 
     def group_end_indices(self, experts: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
-        aten, local_tensors = self.t, self.frames[-1].local_tensors
+        aten, local_tensors = self.aten, self.frames[-1].local_tensors
         if "ends" not in local_tensors:
             if has_identities:
                 local_tensors["identity"] = aten.compare(self.expert_row_index("expert"))
-                local_tensors["expert"] = aten.like(self.expert_row_index("expert"))
+                local_tensors["expert"] = aten.new_like(self.expert_row_index("expert"))
             rows_per_expert = aten.histogram(self.expert_row_index("expert"), experts)
             local_tensors["ends"] = aten.to(rows_per_expert, INT32)
         group_ends: Tensor = local_tensors["ends"]
@@ -283,17 +293,19 @@ class ExpertKernels(Lowering):
 
     def core_IdentityExperts(self, operation: Step) -> None:
         expert_rows, y = (
-            self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins
+            self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.input_values
         )
         identity_rows = self.frames[-1].local_tensors["identity"]
-        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), expert_rows, y))
+        self.store_tensor(
+            operation.output_values[0], self.aten.where(self.aten.unsqueeze(identity_rows, 1), expert_rows, y)
+        )
 
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""
-        aten, op, (x, expert_indices) = self.t, operation.op, operation.ins
+        aten, op, (x, expert_indices) = self.aten, operation.op, operation.input_values
         assert isinstance(op, ExpertRows)
         vector_table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))
-        if operation.outs[0].axes == expert_indices.axes:
+        if operation.output_values[0].axes == expert_indices.axes:
             output = aten.select(
                 aten.matmul(
                     aten.embedding(vector_table, self.tensor_of(expert_indices)), aten.unsqueeze(self.tensor_of(x), 3)
@@ -307,4 +319,4 @@ class ExpertKernels(Lowering):
                 ),
                 2,
             )
-        self.store_tensor(operation.outs[0], output)
+        self.store_tensor(operation.output_values[0], output)

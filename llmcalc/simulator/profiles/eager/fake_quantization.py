@@ -49,34 +49,36 @@ class FakeQuantizationKernels(BasicKernels):
         """Returns x quantized and decoded in groups, the last axis of `grouped_shape`; the quantizer keeps scales."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer_path] = scales
-        scale, zero_point = (self.t.unsqueeze(tensor, -1) for tensor in scales)
+        scale, zero_point = (self.aten.unsqueeze(tensor, -1) for tensor in scales)
         codes = self._quantized_codes(x, grouped_shape, scale, zero_point)
         return self._decode_codes(codes, grouped_shape, scale, zero_point, x)
 
     def _new_scales(self, x: Tensor, shape: Shape, is_symmetric: bool) -> tuple[Tensor, Tensor]:
         """Returns scale and zero point of each group in float32 (`_choose_qparams_affine`)."""
-        aten = self.t
+        aten = self.aten
         with self.graph.no_grad():
             smallest_values, largest_values = aten.new_tensor(shape, x.dtype), aten.new_tensor(shape, x.dtype)
-            lower_bound = aten.like(smallest_values, aten.like(smallest_values))
-            upper_bound = aten.like(largest_values, aten.like(largest_values))
+            lower_bound = aten.new_like(smallest_values, aten.new_like(smallest_values))
+            upper_bound = aten.new_like(largest_values, aten.new_like(largest_values))
             if is_symmetric:
-                upper_bound = aten.like(aten.like(lower_bound), upper_bound)
-                scale = aten.like(upper_bound)
-                zero_point = aten.like(scale)
-                scale = aten.like(scale)
+                upper_bound = aten.new_like(aten.new_like(lower_bound), upper_bound)
+                scale = aten.new_like(upper_bound)
+                zero_point = aten.new_like(scale)
+                scale = aten.new_like(scale)
             else:
-                scale = aten.like(aten.like(upper_bound, lower_bound))
-                scale = aten.like(scale)
-                zero_point = aten.like(aten.like(aten.like(lower_bound, scale)))
-                zero_point = aten.like(zero_point)
+                scale = aten.new_like(aten.new_like(upper_bound, lower_bound))
+                scale = aten.new_like(scale)
+                zero_point = aten.new_like(aten.new_like(aten.new_like(lower_bound, scale)))
+                zero_point = aten.new_like(zero_point)
             return aten.to(scale, FLOAT32), aten.to(zero_point, FLOAT32)
 
     def _quantized_codes(self, x: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Returns the integers of x, in float32 (`_quantize_affine_no_dtype_cast`)."""
-        aten = self.t
+        aten = self.aten
         codes = aten.clamp(
-            aten.add(self._round_to_integers(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))), zero_point),
+            aten.add(
+                self._round_to_integers(aten.mul(aten.reshape(x, grouped_shape), aten.new_like(scale))), zero_point
+            ),
             has_both_limits=True,
         )
         return aten.reshape(codes, x.shape)
@@ -85,7 +87,7 @@ class FakeQuantizationKernels(BasicKernels):
         self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, template: Tensor
     ) -> Tensor:
         """Returns the values of integers in the number format of `template` (`_dequantize_affine_no_dtype_check`)."""
-        aten = self.t
+        aten = self.aten
         grouped_codes = aten.reshape(codes, grouped_shape)
         decoded_x = (
             aten.copy(grouped_codes) if codes.dtype is template.dtype else aten.to(grouped_codes, template.dtype)
@@ -100,4 +102,4 @@ class FakeQuantizationKernels(BasicKernels):
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
             return (output_gradient,)
 
-        return record(self.graph, "round", (x,), lambda: self.t.like(x), backward)
+        return record(self.graph, "round", (x,), lambda: self.aten.new_like(x), backward)

@@ -105,8 +105,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return super().norm(x, spec, norm_name, shape, groups, module_path)
         if runs_layer_norm and spec.float32_product and x.dtype is not FLOAT32:
             copy_spec = spec.model_copy(update={"float32_product": False})
-            return self.t.to(
-                self.norm(self.t.to(x, FLOAT32), copy_spec, norm_name, shape, groups, module_path), x.dtype
+            return self.aten.to(
+                self.norm(self.aten.to(x, FLOAT32), copy_spec, norm_name, shape, groups, module_path), x.dtype
             )
         autograd_graph, statistics_shape = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, norm_name, shape, module_path) if spec.weight else None
@@ -143,7 +143,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             *row_statistics,
             *([] if weight is None else [weight]),
         )
-        return self.t.add(normed_x, bias) if spec.type == "rmsnorm" and bias is not None else normed_x
+        return self.aten.add(normed_x, bias) if spec.type == "rmsnorm" and bias is not None else normed_x
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -153,8 +153,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return self.choices.compiled or self.choices.fused_gate
 
     def do_act(self, operation: Step) -> None:
-        if self._fuses_gates and self._is_read_in_module("mul", operation.outs[0]):
-            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
+        if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
+            self.bind(
+                operation.output_values[0], self.tensor_of(operation.input_values[0])
+            )  # the product reads the gate itself
         else:
             super().do_act(operation)
 
@@ -164,11 +166,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
         autograd_graph, is_in_place = self.graph, self.choices.fused_gate
-        if not (self._fuses_gates and any(map(self._is_activation_output, operation.ins))):
+        if not (self._fuses_gates and any(map(self._is_activation_output, operation.input_values))):
             super().do_mul(operation)
             return
-        gate, up_projection = map(self.tensor_of, operation.ins)
-        gated_output = self.t.like(gate, up_projection)
+        gate, up_projection = map(self.tensor_of, operation.input_values)
+        gated_output = self.aten.new_like(gate, up_projection)
         shapes_and_dtypes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
@@ -182,19 +184,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         gated_product = record(
             autograd_graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection
         )
-        self.store_tensor(operation.outs[0], gated_product)
+        self.store_tensor(operation.output_values[0], gated_product)
 
     def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == "act" and recorded_value in item.outs for item in scope_items
+            isinstance(item, Step) and item.verb == "act" and recorded_value in item.output_values
+            for item in scope_items
         )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = self.choices.cross_entropy in LOSSES_WITH_HEAD and self.trained and self.graph.enabled
-        if not (computes_loss_in_chunks and operation.outs[0] is self.result):
+        if not (computes_loss_in_chunks and operation.output_values[0] is self.result):
             super().do_linear(operation)
             return
         if self.has_adapter(operation):
@@ -208,13 +211,17 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 "--fake-quantize beside it",
                 operation.name,
             )
-        bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
+        bias = (
+            self.weight(f"{operation.name}.bias", (operation.output_values[0].width,))
+            if operation.options["bias"]
+            else None
+        )
         self.head = (operation, self.linear_weight(operation), bias)
-        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
+        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def output_rows(self, operation: Step) -> Number:
         row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep
-        skips_prompt = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
+        skips_prompt = self.choices.cross_entropy == "selective" and operation.output_values[0] is self.result
         return min(row_count, last_rows + 1) if skips_prompt and last_rows is not None else row_count
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -234,14 +241,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 return self._recomputed_loss(logits, weight, bias, labels)
             if self.choices.cross_entropy == "selective-chunked":
                 return self._chunked_log_probabilities(logits, weight, bias)
-            return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
+            return self._fused_linear_loss(self.aten.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
             return self._compiled_loss(self._rows_of_logits(logits))
         return super().loss(logits, labels)
 
     def _rows_of_logits(self, logits: Tensor) -> Tensor:
         """Returns the logits as [tokens, vocabulary] in the loss's number format."""
-        return self.t.flatten(self.t.to(logits, DTYPES[self.choices.logits_dtype or logits.dtype.name]), 0, 1)
+        return self.aten.flatten(self.aten.to(logits, DTYPES[self.choices.logits_dtype or logits.dtype.name]), 0, 1)
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
@@ -266,12 +273,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
         whether all labels are within the vocabulary.
         """
-        aten = self.t
+        aten = self.aten
         losses = aten.new_tensor(logits.shape[:1], logits.dtype)
         is_not_ignored = aten.compare(labels)
         aten.new_tensor((), INT64)
         for _ in ("max", "min"):
-            clamped_labels = aten.like(labels)
+            clamped_labels = aten.new_like(labels)
             aten.new_tensor((), INT64)
             del clamped_labels
         loss_scalar = aten.new_tensor((), logits.dtype)
@@ -285,7 +292,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: huggingface/trl, trainer/grpo_trainer.py, `_get_per_token_logps_and_entropies`, and trainer/utils.py,
         `selective_log_softmax` and `entropy_from_logits`. The loss of log-probabilities is counted as their mean.
         """
-        aten, (batch, tokens) = self.t, logits.shape[:2]
+        aten, (batch, tokens) = self.aten, logits.shape[:2]
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
         logit_rows = aten.scale_slice_in_place(logits, tokens - 1, 1)
@@ -297,7 +304,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _log_probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes the labels' log-probabilities sequence by sequence."""
-        aten = self.t
+        aten = self.aten
         if logits.dtype is FLOAT32:
             label_logits = aten.gather(logits, labels)
             log_sums = aten.stack([aten.logsumexp(sequence_logits) for sequence_logits in aten.unbind(logits)])
@@ -311,7 +318,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _compute_entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
-        aten = self.t
+        aten = self.aten
         logit_rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
         entropies: list[Tensor] = []
         for first_row in range(0, logit_rows.shape[0], ENTROPY_ROWS):
@@ -333,13 +340,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         is_in_place: whether the backward pass writes the gradient over the logits; false by default.
         """
-        aten, autograd_graph = self.t, self.graph
+        aten, autograd_graph = self.aten, self.graph
         losses, log_sums, squared_log_sums = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
 
         def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
             # zeros, which autograd makes for any function
             gradient_of_squares = aten.new_tensor(logits.shape[:1], FLOAT32)
-            gradient = logits if is_in_place else aten.like(logits)
+            gradient = logits if is_in_place else aten.new_like(logits)
             del gradient_of_squares
             return (gradient,)
 
@@ -362,7 +369,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, all_tokens) = self.t, x.shape[:2]
+        aten, (batch, all_tokens) = self.aten, x.shape[:2]
         tokens = min(all_tokens, self.choices.logits_to_keep or all_tokens)
         if tokens < all_tokens:
             x = aten.slice(x, tokens, 1)
@@ -390,7 +397,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _chunk_logits(self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of a chunk of hidden states."""
         x, weight = self.rounded(head_step, x, weight, has_adapter=False)
-        return self.product(x, weight, bias, head_step.outs[0].width)
+        return self.product(x, weight, bias, head_step.output_values[0].width)
 
     @compared(TRL_CHUNKS, cross_entropy="recomputed")
     def _recomputed_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
@@ -400,7 +407,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, tokens, width) = self.t, x.shape
+        aten, (batch, tokens, width) = self.aten, x.shape
         token_count = batch * (tokens - 1)
         hidden = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
         labels = aten.reshape(aten.slice(aten.reshape(labels, (batch, tokens)), tokens - 1, 1), (token_count,))
@@ -421,7 +428,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_tensors: the input of the output head, [tokens, hidden], its weight and its bias, if it has one.
         """
-        aten, (x, weight, *biases) = self.t, head_tensors
+        aten, (x, weight, *biases) = self.aten, head_tensors
         logits = aten.product(aten.to(x, FLOAT32), aten.transpose(aten.to(weight, FLOAT32), 0, 1))
         for bias in biases:
             logits = aten.add(logits, aten.to(bias, FLOAT32))
@@ -444,12 +451,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
-        aten, autograd_graph = self.t, self.graph
+        aten, autograd_graph = self.aten, self.graph
         tokens, chunk_count = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
         next_power_of_two = 1 << (ceil_div(tokens, chunk_count) - 1).bit_length()
         chunk_tokens = self.choices.loss_chunk or next_power_of_two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
-        gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
+        gradients = [aten.new_like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_not_ignored = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
@@ -494,13 +501,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, autograd_graph, (batch, tokens, width) = self.t, self.graph, x.shape
+        aten, autograd_graph, (batch, tokens, width) = self.aten, self.graph, x.shape
         completion_tokens = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
         x = aten.slice(aten.slice(x, tokens - 1, 1), completion_tokens, 1)
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         with autograd_graph.no_grad():
             loss_scalar = aten.new_tensor((), FLOAT32)
-            gradients = [aten.like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
+            gradients = [aten.new_like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
             input_gradients: list[Tensor] = []
             for _sequence in range(batch):
                 flat_rows = x.view((completion_tokens, width), x.strides[1:])
@@ -522,7 +529,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
         """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
-        aten = self.t
+        aten = self.aten
         weight_part = aten.to(aten.slice(weight, part_size, 0), flat_rows.dtype)
         logits = aten.product(flat_rows, aten.transpose(weight_part, 0, 1))
         del weight_part
@@ -533,7 +540,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _log_probabilities_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Computes the labels' log-probabilities and the logits' logsumexp by vocabulary parts. x: [tokens, hidden]."""
-        aten = self.t
+        aten = self.aten
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
         for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
             row_chunk, row_shape = aten.slice(x, row_count, 0), (row_count,)
@@ -550,7 +557,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 row_maxima = new_maxima
                 is_label, label_indices = self._labels_in_vocabulary_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
-                aten.like(label_logits_of_part)
+                aten.new_like(label_logits_of_part)
                 del label_logits_of_part
             aten.add(row_maxima, aten.scale(exponential_sums, "log"))
             del logits, exponentials, max_logits, rescale_factor, is_label, label_indices, row_indices, label_logits
@@ -558,22 +565,22 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
         """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
-        aten, shape = self.t, (row_count,)
+        aten, shape = self.aten, (row_count,)
         is_above_part, is_below_part = (aten.new_tensor(shape, BOOL) for _ in range(2))
-        is_label = aten.like(is_above_part)
+        is_label = aten.new_like(is_above_part)
         del is_above_part, is_below_part
         label_offset = aten.new_tensor(shape, INT64)
-        return is_label, aten.like(label_offset)
+        return is_label, aten.new_like(label_offset)
 
     def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
         """Computes the log-probabilities' gradients in float32, and casts the gradient of x [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
         """
-        aten = self.t
+        aten = self.aten
         trains_bias = bias is not None and bias.needs_grad
         _loss, _loss_gradient = (aten.new_tensor((), FLOAT32) for _ in range(2))
-        row_gradients = aten.like(log_sums)
+        row_gradients = aten.new_like(log_sums)
         input_gradient = aten.new_tensor(x.shape, FLOAT32)
         weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
         bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None

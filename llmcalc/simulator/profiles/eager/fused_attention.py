@@ -41,17 +41,19 @@ class FusedAttention(AttentionKernels):
     def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = any(
-            self._is_read_in_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
+            self._is_read_in_module(verb, operation.output_values[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
+            self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         else:
             super().do_repeat(operation)
 
     def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == verb and recorded_value in item.ins for item in scope_items)
+        return any(
+            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
+        )
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
@@ -59,7 +61,9 @@ class FusedAttention(AttentionKernels):
             return
         uses_flash = self.choices.attention == "flash"
         has_mask = self.choices.attention == "sdpa" and has_extra_mask_input(operation)
-        has_score_terms = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
+        has_score_terms = not has_mask and (
+            operation.options.get("selected_keys") is not None or len(operation.input_values) > 3
+        )
         sinks = self.sinks_of(operation)
         has_other_sinks = sinks is not None and (not uses_flash or len(sinks.shape) == 2)
         if not (uses_flash and not self.trained) and (has_score_terms or has_other_sinks):
@@ -68,10 +72,10 @@ class FusedAttention(AttentionKernels):
                 "expected eager",
                 operation.name,
             )
-        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[:3])
         if self.choices.matches_transformers and operation.options["copies_heads"]:
-            q, k, v = (self.t.contiguous(x) for x in (q, k, v))
-        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+            q, k, v = (self.aten.contiguous(x) for x in (q, k, v))
+        is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
         if self.choices.attention == "sdpa":
             attention_output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
@@ -82,24 +86,24 @@ class FusedAttention(AttentionKernels):
                 raise self.unsupported(
                     "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
                 )
-            k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
+            k, v = (self.aten.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             q, k, v = self._attention_operands(q, k, v)
             attention_output = self.run_attention_core(
                 lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v
             )
-        attention_output = self.t.transpose(attention_output, 1, 2)
+        attention_output = self.aten.transpose(attention_output, 1, 2)
         self.store_tensor(
-            operation.outs[0],
-            self.t.contiguous(attention_output) if self.choices.matches_transformers else attention_output,
+            operation.output_values[0],
+            self.aten.contiguous(attention_output) if self.choices.matches_transformers else attention_output,
         )
 
     def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
-        v = self.t.autocast_operand(v)
-        k = self.t.autocast_operand(k)
-        return self.t.autocast_operand(q), k, v
+        v = self.aten.autocast_operand(v)
+        k = self.aten.autocast_operand(k)
+        return self.aten.autocast_operand(q), k, v
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -172,7 +176,7 @@ class FusedAttention(AttentionKernels):
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
         mask_trained = bias is not None and is_recorded(self.graph, (bias,))
-        selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
+        selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
@@ -216,8 +220,8 @@ class FusedAttention(AttentionKernels):
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """
-        aten = self.t
-        bias = aten.unsqueeze(self.tensor_of(operation.ins[3]), 0)
+        aten = self.aten
+        bias = aten.unsqueeze(self.tensor_of(operation.input_values[3]), 0)
         if causal:
             visible_keys = self._visible_keys(query_count, key_count, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))
@@ -299,7 +303,7 @@ class FusedAttention(AttentionKernels):
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
         """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
-        aten, (_, heads, query_count, key_count) = self.t, mask.shape
+        aten, (_, heads, query_count, key_count) = self.aten, mask.shape
         if is_aligned and key_count % 16:
             padding = aten.new_tensor((1, heads, query_count, ceil_div(key_count, 16) * 16 - key_count), mask.dtype)
             mask = aten.slice(aten.cat([mask, padding]), key_count)
@@ -353,7 +357,7 @@ class FusedAttention(AttentionKernels):
         transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
         copy has rows padded to a multiple of 16.
         """
-        aten, (query_count, key_count) = self.t, mask.shape[-2:]
+        aten, (query_count, key_count) = self.aten, mask.shape[-2:]
         minus_infinity = aten.new_tensor((), q.dtype)
         bias = aten.new_tensor((q.shape[0], 1, query_count, key_count), q.dtype)
         del minus_infinity
@@ -377,7 +381,7 @@ class FusedAttention(AttentionKernels):
         dropout: the probability of dropout, which runs on the probabilities.
         selection_mask: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.
         """
-        aten, dtype = self.t, q.dtype
+        aten, dtype = self.aten, q.dtype
         bias = None if selection_mask is None else self._additive_mask(selection_mask, q, False)
         q, k, v = (aten.to(x, FLOAT32) for x in (q, k, v))
         scaled_q = aten.scale(q)
@@ -393,15 +397,15 @@ class FusedAttention(AttentionKernels):
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:
         """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
-        probabilities = self.t.softmax(scores)
+        probabilities = self.aten.softmax(scores)
         if self.choices.is_on_gpu:
-            self.t.new_tensor(scores.shape, BOOL)
+            self.aten.new_tensor(scores.shape, BOOL)
         return probabilities
 
     def _float_mask(self, query_count: Any, key_count: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
-        aten = self.t
-        is_visible = aten.like(aten.new_tensor((query_count, key_count), BOOL))
+        aten = self.aten
+        is_visible = aten.new_like(aten.new_tensor((query_count, key_count), BOOL))
         zero_scalar, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
         mask = aten.new_tensor((query_count, key_count), FLOAT32)
         del is_visible, zero_scalar, minus_infinity

@@ -20,22 +20,28 @@ class LocalAttentionKernels(PositionKernels):
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns each token's block index and all block indices, computed once per pass."""
         index_key = ("of_token", tokens, block_size)
-        block_of_token = self.compute_once(index_key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
+        block_of_token = self.compute_once(
+            index_key, lambda: self.aten.new_like(self.aten.new_like(self.token_positions(tokens)))
+        )
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
     def core_BlockSumMatmul(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSumMatmul)
-        aten, x = self.t, self.flat_tensor(operation.ins[0])
+        aten, x = self.aten, self.flat_tensor(operation.input_values[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block_size)
         block_membership = aten.to(
-            aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
+            aten.new_like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
         )
-        self.store_tensor(operation.outs[0], aten.matmul(block_membership, x))
+        self.store_tensor(operation.output_values[0], aten.matmul(block_membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     def do_in_blocks(self, operation: Step) -> None:
-        recorded_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
+        recorded_value, output, block_size = (
+            operation.input_values[0],
+            operation.output_values[0],
+            operation.options["block"],
+        )
         x, heads, tokens = self.flat_tensor(recorded_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
@@ -52,7 +58,7 @@ class LocalAttentionKernels(PositionKernels):
 
     def _append_block_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
         """Concatenates the keys or values of each block with the keys or values of all block sums."""
-        aten = self.t
+        aten = self.aten
         block_sums = aten.unsqueeze(self._split_local_heads(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
         return aten.cat(
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
@@ -60,17 +66,17 @@ class LocalAttentionKernels(PositionKernels):
 
     def _first_rows(self, x: Tensor, row_count: Any) -> Tensor:
         """Returns the first rows of x, or x if it has no more rows."""
-        return x if x.shape[1] == row_count else self.t.slice(x, row_count, 1)
+        return x if x.shape[1] == row_count else self.aten.slice(x, row_count, 1)
 
     def _split_into_blocks(self, x: Tensor, block_size: Any) -> Tensor:
         """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
         block_count = ceil_div(x.shape[1], block_size)
-        padding_rows = self.t.new_tensor((x.shape[0], block_count * block_size - x.shape[1], *x.shape[2:]), x.dtype)
-        return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block_size))
+        padding_rows = self.aten.new_tensor((x.shape[0], block_count * block_size - x.shape[1], *x.shape[2:]), x.dtype)
+        return self.aten.unflatten(self.aten.cat([x, padding_rows], 1), 1, (block_count, block_size))
 
     def _join_neighbour_blocks(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
-        aten, other_blocks = self.t, x.shape[1] - 1
+        aten, other_blocks = self.aten, x.shape[1] - 1
         padding_block = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype)
         return aten.cat(
             [
@@ -83,7 +89,7 @@ class LocalAttentionKernels(PositionKernels):
 
     def _split_local_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Splits the last axis into heads: […, tokens, heads · d] → […, heads, tokens, d]."""
-        return self.t.transpose(self.t.unflatten(x, -1, (heads, x.shape[-1] // heads)), -2, -3)
+        return self.aten.transpose(self.aten.unflatten(x, -1, (heads, x.shape[-1] // heads)), -2, -3)
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
@@ -91,22 +97,23 @@ class LocalAttentionKernels(PositionKernels):
         mask_options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         mask_sizes = tokens, mask_options["radius"], mask_options["block_sums"]
         self.compute_once(
-            ("blocks", *mask_sizes), lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.ins)))
+            ("blocks", *mask_sizes),
+            lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.input_values))),
         )
 
     def _local_mask(
         self, tokens: Any, local_radius: Any, block_size: Any, bias_tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
-        aten, block_rows = self.t, local_radius + 1
+        aten, block_rows = self.aten, local_radius + 1
         token_positions = self._split_into_blocks(
-            aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block_rows
+            aten.new_like(aten.unsqueeze(self.token_positions(tokens), 0)), block_rows
         )
         key_positions = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block_rows,), INT64)
         block_positions = aten.slice(window_positions, block_rows)
         is_in_radius = aten.compare(
-            aten.like(aten.like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
+            aten.new_like(aten.new_like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
         )
         neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(key_positions, 0)), 1))
         del is_in_radius
@@ -130,24 +137,24 @@ class LocalAttentionKernels(PositionKernels):
     def attention_LocalAttentionCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
-        q, k, v = map(self.tensor_of, operation.ins)
+        q, k, v = map(self.tensor_of, operation.input_values)
         assert isinstance(operation.op, LocalAttentionCore)
-        tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
+        tokens, op = self.run_config.new_rows(operation.output_values[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]
         attention_output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
-        attention_output = self.t.flatten(self.t.transpose(attention_output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._first_rows(attention_output, tokens))
+        attention_output = self.aten.flatten(self.aten.transpose(attention_output, -2, -3), 1, 2)
+        self.store_tensor(operation.output_values[0], self._first_rows(attention_output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None
     ) -> Tensor:
-        aten = self.t
+        aten = self.aten
         scores = aten.matmul(q, aten.transpose(k, -1, -2))
         if bias is None:
-            scores = aten.masked_fill(scores, aten.like(mask))
+            scores = aten.masked_fill(scores, aten.new_like(mask))
         else:
-            scores = aten.masked_fill(aten.add(scores, aten.to(bias, scores.dtype)), aten.like(mask))
+            scores = aten.masked_fill(aten.add(scores, aten.to(bias, scores.dtype)), aten.new_like(mask))
         return aten.matmul(self.apply_dropout(aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -34,7 +34,9 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
-        return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
+        return self._new_quantised_weight(
+            operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
+        )
 
     def embedding_table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().embedding_table(operation))
@@ -48,7 +50,7 @@ class LoraKernels(FakeQuantizationKernels):
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
-            embedded_rows = self.tensor_of(operation.outs[0])
+            embedded_rows = self.tensor_of(operation.output_values[0])
             embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
@@ -57,7 +59,7 @@ class LoraKernels(FakeQuantizationKernels):
         Mamba-2's output projection is not, whose weight the kernel of the scan reads itself.
         """
         adapters = self.adapters
-        if adapters is None or adapters.base_storage == "none" or operation.about.get("kind") == "router":
+        if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
         if operation.name == OUTPUT_OF_SCAN and any(
             isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
@@ -66,7 +68,7 @@ class LoraKernels(FakeQuantizationKernels):
         if any(module_call.layer_index is not None for module_call in self.frames):
             return True
         is_tied = ("", id(operation.weight)) in self.weights
-        return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
+        return adapters.quantized_head and operation.output_values[0] is self.result and not is_tied
 
     def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
         """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
@@ -74,7 +76,7 @@ class LoraKernels(FakeQuantizationKernels):
         Sources: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`;
         peft/tuners/lora/layer.py, `_LoraFactorsProxy`.
         """
-        adapters, aten = self.adapters, self.t
+        adapters, aten = self.adapters, self.aten
         if adapters is not None and adapters.adapts_experts:
             weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
             rank = adapters.rank * matrix_count
@@ -184,12 +186,15 @@ class LoraKernels(FakeQuantizationKernels):
             if isinstance(scope_item, Step)
             and scope_item.verb == "linear"
             and is_joinable(scope_item)
-            and scope_item.ins[0] is operation.ins[0]
+            and scope_item.input_values[0] is operation.input_values[0]
         ]
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
-        x, output_widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
+        x, output_widths = (
+            self.flat_tensor(operations[0].input_values[0]),
+            [operation.output_values[0].width for operation in operations],
+        )
         total_width, layer_name = sum(output_widths), self._joined_layer_name(operations[0]) or TOGETHER
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
@@ -200,15 +205,15 @@ class LoraKernels(FakeQuantizationKernels):
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
         fused_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
-        for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
-            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.store_tensor(operation.outs[0], step_output)
+        for operation, step_output in zip(operations, self.aten.split(fused_product, output_widths), strict=True):
+            self.modules[id(operation.output_values[0])] = self.module_path(), operation.name
+            self.store_tensor(operation.output_values[0], step_output)
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
         """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
-            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
+            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
     def _run_fused_projections(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
@@ -216,12 +221,12 @@ class LoraKernels(FakeQuantizationKernels):
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
         autograd_graph = self.graph
-        x = self.flat_tensor(operations[0].ins[0])
-        output_widths = [operation.outs[0].width for operation in operations]
-        x = self.t.autocast_operand(x)
-        weights = [self.t.autocast_operand(self.linear_weight(operation)) for operation in operations]
+        x = self.flat_tensor(operations[0].input_values[0])
+        output_widths = [operation.output_values[0].width for operation in operations]
+        x = self.aten.autocast_operand(x)
+        weights = [self.aten.autocast_operand(self.linear_weight(operation)) for operation in operations]
         bias_tensors = [
-            self.t.autocast_operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            self.aten.autocast_operand(self.weight(f"{operation.name}.bias", (operation.output_values[0].width,)))
             for operation in operations
             if operation.options["bias"]
         ]
@@ -235,7 +240,7 @@ class LoraKernels(FakeQuantizationKernels):
             ]
             input_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if needs_input_grad[0] else None
             bias_gradients = [
-                autograd_graph.sum_to_shape((output_width,), self.t.slice(output_gradient, output_width))
+                autograd_graph.sum_to_shape((output_width,), self.aten.slice(output_gradient, output_width))
                 for output_width in output_widths[: len(bias_tensors)]
             ]
             return input_gradient, *weight_gradients, *bias_gradients
@@ -249,9 +254,9 @@ class LoraKernels(FakeQuantizationKernels):
             *([x] if any(weight.needs_grad for weight in weights) else []),
             *(weights if x.needs_grad else []),
         )
-        for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
-            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.store_tensor(operation.outs[0], step_output)
+        for operation, step_output in zip(operations, self.aten.split(fused_product, output_widths), strict=True):
+            self.modules[id(operation.output_values[0])] = self.module_path(), operation.name
+            self.store_tensor(operation.output_values[0], step_output)
         self._keep_gate_in_frame(operations)
 
     def _with_adapters(
@@ -264,7 +269,9 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters is None or not adapted_steps:
             return fused_product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, fused_product, [operation.outs[0].width for operation in adapted_steps])
+            return self._run_grouped_adapter(
+                x, fused_product, [operation.output_values[0].width for operation in adapted_steps]
+            )
         if len(adapted_steps) < len(operations):
             layer_names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
@@ -274,7 +281,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, output_widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
-        aten, adapters = self.t, self.adapters
+        aten, adapters = self.aten, self.adapters
         assert adapters is not None
         total_width = sum(output_widths)
         lora_a = self.adapter_matrix(f"{TOGETHER}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
@@ -297,7 +304,7 @@ class LoraKernels(FakeQuantizationKernels):
 
         Source: derivatives.yaml, `index_copy`.
         """
-        aten = self.t
+        aten = self.aten
         transposed_x = aten.transpose(x, 0, 1)
         row_count, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
         padded_output = aten.new_tensor((row_count, output_width), x.dtype)
@@ -306,7 +313,7 @@ class LoraKernels(FakeQuantizationKernels):
 
         backward = aten.new_gradient((row_count, adapter_width))
         padded_output = record(
-            self.graph, "index_copy", (adapter_rows,), aten.like(padded_output), backward, row_index, adapter_rows
+            self.graph, "index_copy", (adapter_rows,), aten.new_like(padded_output), backward, row_index, adapter_rows
         )
         del adapter_rows, row_index
         return aten.transpose(aten.reshape(padded_output, (*transposed_x.shape[:2], output_width)), 0, 1)
@@ -315,7 +322,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        output_width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
+        output_width, has_adapter = operation.output_values[0].width, self.has_adapter(operation)
         rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
         if not has_adapter:
             return self.product(rounded_x, rounded_weight, bias, output_width)
@@ -344,7 +351,7 @@ class LoraKernels(FakeQuantizationKernels):
         module_path: Path | None = None,
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
-        aten, adapters = self.t, self.adapters
+        aten, adapters = self.aten, self.adapters
         assert adapters is not None
         lora_a = self.adapter_matrix(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
         lora_b = self.adapter_matrix(
@@ -386,7 +393,7 @@ class LoraKernels(FakeQuantizationKernels):
         `DoraLinearLayer.forward`; torchtune/modules/peft/dora.py, `DoRALinear.forward`. The norms of the whole rows
         take several copies of the weight, which are freed at once.
         """
-        aten, adapters, output_dtype = self.t, self.adapters, base_output.dtype
+        aten, adapters, output_dtype = self.aten, self.adapters, base_output.dtype
         assert adapters is not None
         is_peft, casts_operands = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
         if is_peft and weight.dtype is UINT8:
@@ -418,14 +425,14 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _row_norms(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
         """Returns the norm of each row of the adapted weight, through which no gradient flows."""
-        aten = self.t
+        aten = self.aten
         adapted_weight = aten.add(weight, aten.scale(lora_weight))
         weight_to_square = aten.to(adapted_weight, FLOAT32) if self.autocasts_to_float32 else adapted_weight
         return aten.to(aten.new_tensor((weight_to_square.shape[0],), weight_to_square.dtype), adapted_weight.dtype)
 
     def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
         """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""
-        aten, has_dropout = self.t, self.adapters is not None and self.adapters.dropout
+        aten, has_dropout = self.aten, self.adapters is not None and self.adapters.dropout
         return aten.scale(aten.linear(aten.linear(aten.dropout(x) if has_dropout else x, lora_a), lora_b))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
@@ -440,7 +447,7 @@ class LoraKernels(FakeQuantizationKernels):
             return self._product_in_8_bits(x, weight, width)
         autograd_graph, shape = self.graph, (width, x.shape[-1])
         input_shape, dtype, module_dtype = x.shape, self.adapters.computing_format(x.dtype), x.dtype
-        x = self.t.to(x, dtype)
+        x = self.aten.to(x, dtype)
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             decoded_weight = self._decode_weight(shape, dtype)
@@ -456,7 +463,7 @@ class LoraKernels(FakeQuantizationKernels):
         if self.adapters.keeps_inputs and fused_product.node is not None:
             fused_product.node.attributes.append(x.detached())
         del x, output
-        return self.t.to(fused_product, module_dtype)
+        return self.aten.to(fused_product, module_dtype)
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
         """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
@@ -464,7 +471,7 @@ class LoraKernels(FakeQuantizationKernels):
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
         """
-        aten, autograd_graph, dtype, input_shape = self.t, self.graph, x.dtype, x.shape
+        aten, autograd_graph, dtype, input_shape = self.aten, self.graph, x.dtype, x.shape
         row_count, column_count = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
@@ -477,7 +484,7 @@ class LoraKernels(FakeQuantizationKernels):
 
         float16_input = aten.to(x.detached(), FLOAT16)
         row_scales, codes = aten.new_tensor((row_count,), FLOAT32), aten.new_tensor((row_count, column_count), UINT8)
-        magnitudes = aten.like(float16_input)
+        magnitudes = aten.new_like(float16_input)
         is_outlier = aten.new_tensor((row_count, column_count), BOOL)
         del magnitudes
         del is_outlier, float16_input
@@ -504,7 +511,7 @@ class LoraKernels(FakeQuantizationKernels):
         scale_tensor = self._decode_scales(shape)
         output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_float16 else dtype)
         del scale_tensor
-        return self.t.to(output, dtype)
+        return self.aten.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
         """Decodes the scales of a 4-bit weight, if these are quantised too. The forward pass adds their mean to a copy.

@@ -18,61 +18,69 @@ class PositionKernels(AttentionVariantKernels):
 
     def _relative_positions(self, query_count: Any, key_count: Any) -> Tensor:
         """Computes the distance [queries, keys] of every key from every query."""
-        return self.t.like(
-            self.t.unsqueeze(self.token_positions(query_count), 1), self.t.unsqueeze(self.token_positions(key_count), 0)
+        return self.aten.new_like(
+            self.aten.unsqueeze(self.token_positions(query_count), 1),
+            self.aten.unsqueeze(self.token_positions(key_count), 0),
         )
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of an operation."""
-        q, k = map(self.tensor_of, operation.ins[-2:])
+        q, k = map(self.tensor_of, operation.input_values[-2:])
         return q.shape[1], k.shape[1]
 
     # --- biases -----------------------------------------------------------------------------------------------------
 
     def do_alibi(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
         alibi_key = ("alibi", heads, query_count, key_count)
         self.bind(output, self.compute_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
 
     def _alibi_bias(self, heads: Any, query_count: Any, key_count: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
-        aten = self.t
-        slopes = aten.like(aten.like(aten.like(aten.new_tensor((heads,), INT64), dtype=FLOAT32)))
-        return aten.like(
-            aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)),
-            aten.like(self._relative_positions(query_count, key_count)),
+        aten = self.aten
+        slopes = aten.new_like(aten.new_like(aten.new_like(aten.new_tensor((heads,), INT64), dtype=FLOAT32)))
+        return aten.new_like(
+            aten.new_like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)),
+            aten.new_like(self._relative_positions(query_count, key_count)),
         )
 
     def do_distance_bias(self, operation: Step) -> None:
-        bias_table, q = operation.ins
+        bias_table, q = operation.input_values
         query_count = self.token_positions(self.run_config.new_rows(q.rows))
         key_count = self.token_positions(self.run_config.available_rows(q.rows))
         self.bind(
-            operation.outs[0],
+            operation.output_values[0],
             self.bias_by_distance(self.tensor_of(bias_table), query_count, key_count, operation.options["causal"]),
         )
 
     def bias_by_distance(self, bias_table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
-        aten = self.t
-        distances = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
+        aten = self.aten
+        distances = aten.new_like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
         offsets: tuple[Tensor, ...] = ()
         if causal:
-            distances = aten.like(aten.like(distances))
+            distances = aten.new_like(aten.new_like(distances))
         else:
-            offsets, distances = ((aten.like(aten.like(aten.compare(distances), dtype=INT64)),), aten.like(distances))
-        log_buckets = aten.like(
-            aten.like(aten.like(aten.like(aten.like(aten.like(distances), dtype=FLOAT32))), dtype=INT64)
+            offsets, distances = (
+                (aten.new_like(aten.new_like(aten.compare(distances), dtype=INT64)),),
+                aten.new_like(distances),
+            )
+        log_buckets = aten.new_like(
+            aten.new_like(
+                aten.new_like(aten.new_like(aten.new_like(aten.new_like(distances), dtype=FLOAT32))), dtype=INT64
+            )
         )
-        bucket_indices = aten.like(aten.like(aten.compare(distances), distances, aten.like(log_buckets)), *offsets)
+        bucket_indices = aten.new_like(
+            aten.new_like(aten.compare(distances), distances, aten.new_like(log_buckets)), *offsets
+        )
         return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
-        output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
+        output, dtype = operation.output_values[0], self.tensor_of(operation.input_values[0]).dtype
         row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
             sinusoid_key = ("distances", row_count, table_width)
@@ -83,41 +91,48 @@ class PositionKernels(AttentionVariantKernels):
             return
         sinusoid_key = ("away", row_count, table_width)
         if sinusoid_key not in self.memo:
-            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2))
-            self.memo[sinusoid_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
+            angles = self._angle_table(
+                self.aten.new_like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2)
+            )
+            self.memo[sinusoid_key] = self.aten.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
         self.store_tensor(output, self.memo[sinusoid_key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
-        return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
+        return self.aten.to(self.aten.cat([self.aten.new_like(angles), self.aten.new_like(angles)]), dtype)
 
     def core_TableScores(self, operation: Step) -> None:
         self.bind(
-            operation.outs[0], self.scores_by_row(self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1]))
+            operation.output_values[0],
+            self.scores_by_row(self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])),
         )
 
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
-        x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
-        self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(distance_rows, -1, -2)))
+        x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values)
+        self.bind(operation.output_values[0], self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
-        aten, x, keys = self.t, self.heads_first(self.tensor_of(operation.ins[0])), self.tensor_of(operation.ins[1])
+        aten, x, keys = (
+            self.aten,
+            self.heads_first(self.tensor_of(operation.input_values[0])),
+            self.tensor_of(operation.input_values[1]),
+        )
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
-        self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
+        self.bind(operation.output_values[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
     def do_rows_of_distances(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         self.store_tensor(
-            output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
+            output, self.aten.slice(self.tensor_of(operation.input_values[0]), self.run_config.new_rows(output.rows), 0)
         )
 
     def do_distances(self, operation: Step) -> None:
         aten, distance_options, (query_count, key_count) = (
-            self.t,
+            self.aten,
             operation.options,
             self._query_and_key_counts(operation),
         )
@@ -133,24 +148,27 @@ class PositionKernels(AttentionVariantKernels):
         if distance_options["stored"]:
             self.memo[distance_key] = distance_indices
         for needs_copy in (distance_options["shifted"], distance_options["clamped"]):
-            distance_indices = aten.like(distance_indices) if needs_copy else distance_indices
-        self.bind(operation.outs[0], distance_indices)
+            distance_indices = aten.new_like(distance_indices) if needs_copy else distance_indices
+        self.bind(operation.output_values[0], distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
-        aten = self.t
+        aten = self.aten
         distances = self._relative_positions(query_count, key_count)
-        log_bins = aten.like(aten.like(aten.like(distances)), dtype=FLOAT32)
-        bin_indices = aten.like(aten.like(aten.like(aten.like(aten.like(aten.like(log_bins)))), dtype=INT64))
-        is_near_distance = aten.compare(aten.like(distances))
-        return aten.like(is_near_distance, distances, aten.like(bin_indices, aten.like(distances)))
+        log_bins = aten.new_like(aten.new_like(aten.new_like(distances)), dtype=FLOAT32)
+        bin_indices = aten.new_like(
+            aten.new_like(aten.new_like(aten.new_like(aten.new_like(aten.new_like(log_bins)))), dtype=INT64)
+        )
+        is_near_distance = aten.compare(aten.new_like(distances))
+        return aten.new_like(is_near_distance, distances, aten.new_like(bin_indices, aten.new_like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
-        aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)
+        aten, (scores, distance_indices) = self.aten, map(self.tensor_of, operation.input_values)
         distance_indices = aten.expand(distance_indices, (*scores.shape[:-1], distance_indices.shape[-1]))
         if operation.options["by_key"]:
             self.bind(
-                operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2)
+                operation.output_values[0],
+                aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2),
             )
         else:
-            self.bind(operation.outs[0], aten.gather(scores, distance_indices))
+            self.bind(operation.output_values[0], aten.gather(scores, distance_indices))

@@ -48,7 +48,8 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         if absorbed_branch is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().choose_branch(alternatives)
         selects_keys = any(
-            operation.options.get("selected") is not None for operation in absorbed_branch.steps(includes_idle=False)
+            operation.options.get("selected_keys") is not None
+            for operation in absorbed_branch.steps(includes_idle=False)
         )
         return absorbed_branch if selects_keys else super().choose_branch(alternatives)
 
@@ -56,15 +57,15 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         if (
             self.computes_scores_in_kernel
             and operation.verb not in SELECTIONS
-            and operation.outs
-            and all(map(has_query_key_pairs, operation.outs))
+            and operation.output_values
+            and all(map(has_query_key_pairs, operation.output_values))
         ):
             if operation.verb == "at_distance":
                 raise self.unsupported(
                     f"--attn-implementation {self.choices.attention} has no scores by distance; expected eager",
                     operation.name,
                 )
-            self.release_last_reads(operation, operation.ins)
+            self.release_last_reads(operation, operation.input_values)
             return
         super().run_step(operation)
 
@@ -84,13 +85,13 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
                 module_frame.local_tensors[value_name] = self.tensor_of(recorded_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value):
                 self.memo[value_name] = self.tensor_of(recorded_value)
 
@@ -98,90 +99,94 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
         """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
-        return self.t.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
+        return self.aten.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
-        batch, key_count = self.tensor_of(operation.ins[1]).shape[:2]
-        queries = self.run_config.new_rows(operation.ins[1].rows)
+        batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        queries = self.run_config.new_rows(operation.input_values[1].rows)
         logits = self.indexer_logits(batch * queries, key_count)
-        self.memo["selected"] = self.t.new_tensor(
+        self.memo["selected"] = self.aten.new_tensor(
             (batch, queries, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
 
     def serve_selected(self, operation: Step) -> None:
         """Passes all keys and values to the kernel, which reads the selected keys by index."""
-        self._store_selected_keys(operation, list(map(self.tensor_of, operation.ins[1:])))
+        self._store_selected_keys(operation, list(map(self.tensor_of, operation.input_values[1:])))
 
     serve_only_selected = serve_selected
 
     def serve_select_blocks(self, operation: Step) -> None:
         """Allocates each block's highest score, and the indices of the selected blocks."""
-        output, keys = operation.outs[0], self.tensor_of(operation.ins[1])
-        shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.ins[1].rows))
+        output, keys = operation.output_values[0], self.tensor_of(operation.input_values[1])
+        shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.input_values[1].rows))
         block_count = ceil_div(keys.shape[1], operation.options["block"])
-        scores = self.t.new_tensor((*shape, block_count), FLOAT32)
-        self.bind(output, self.t.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
+        scores = self.aten.new_tensor((*shape, block_count), FLOAT32)
+        self.bind(output, self.aten.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
         selectable_entries = self.selectable_entries
-        batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
+        batch, queries = self.tensor_of(operation.input_values[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, selectable_entries)
         if operation.options["finds"] is not None:
             entry_count, entry_rows = operation.options["finds"]
-            self.memo["candidate blocks"] = self.t.new_tensor(
+            self.memo["candidate blocks"] = self.aten.new_tensor(
                 (batch, queries, minimum(ceil_div(selectable_entries, entry_rows), entry_count)), INT32
             )
         self.bind(
-            operation.outs[0],
-            self.t.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
+            operation.output_values[0],
+            self.aten.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
         """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
-        keys = self.tensor_of(operation.ins[0])
+        keys = self.tensor_of(operation.input_values[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
-        self.bind(operation.outs[0], keys)
+        self.bind(operation.output_values[0], keys)
 
     def serve_whole_entries(self, operation: Step) -> None:
-        self.selectable_entries = self.tensor_of(operation.ins[1]).shape[1]
+        self.selectable_entries = self.tensor_of(operation.input_values[1]).shape[1]
 
     def serve_among(self, operation: Step) -> None:
-        selected_mask, entry_vectors = map(self.tensor_of, operation.ins[1:])
-        self.values.pop(id(operation.ins[2]), None)
-        self.bind(operation.outs[0], selected_mask)
-        self.bind(operation.outs[1], entry_vectors)
+        selected_mask, entry_vectors = map(self.tensor_of, operation.input_values[1:])
+        self.values.pop(id(operation.input_values[2]), None)
+        self.bind(operation.output_values[0], selected_mask)
+        self.bind(operation.output_values[1], entry_vectors)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
     def serve_joint_softmax(self, operation: Step) -> None:
         """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
-        q = self.tensor_of(operation.ins[operation.options["parts"]])
+        q = self.tensor_of(operation.input_values[operation.options["parts"]])
         if operation.options["sinks"]:
-            self.weight("sinks", (operation.outs[0].axes[0].size,))
+            self.weight("sinks", (operation.output_values[0].axes[0].size,))
         self.joint_output = None
-        self.bind(operation.outs[0], q)
+        self.bind(operation.output_values[0], q)
 
     def serve_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
         if self.joint_output is not None:
-            self.store_tensor(operation.outs[0], self.tensor_of(self.joint_output))
+            self.store_tensor(operation.output_values[0], self.tensor_of(self.joint_output))
             return
-        q, output_value = self.tensor_of(operation.ins[0]), operation.outs[0]
-        output = self.t.new_tensor((*q.shape[:3], output_value.axes[-1].size), q.dtype)
-        self.t.new_tensor(q.shape[:3], FLOAT32)
+        q, output_value = self.tensor_of(operation.input_values[0]), operation.output_values[0]
+        output = self.aten.new_tensor((*q.shape[:3], output_value.axes[-1].size), q.dtype)
+        self.aten.new_tensor(q.shape[:3], FLOAT32)
         self.store_tensor(output_value, output)
         self.joint_output = output_value
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
-        if self.computes_scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
-            a, b = map(self.tensor_of, operation.ins)
+        if (
+            self.computes_scores_in_kernel
+            and self.joint_output is not None
+            and self.joint_output in operation.input_values
+        ):
+            a, b = map(self.tensor_of, operation.input_values)
             if a.storage is b.storage:
-                self.bind(operation.outs[0], a)
+                self.bind(operation.output_values[0], a)
                 return
         super().do_add(operation)
 

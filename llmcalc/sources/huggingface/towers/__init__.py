@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ....components.choice import PartError
 from ....components.towers import Tower
-from ....errors import InputError, shown
+from ....errors import InputError, short_repr
 from ..config import Config
 from ..family import Family
 from ..parts import Table
@@ -123,7 +123,7 @@ def _read_section(
     """
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
     if not isinstance(section_fields, dict):
-        raise InputError(f"{section_name}: {shown(section_fields)}; expected a table of fields")
+        raise InputError(f"{section_name}: {short_repr(section_fields)}; expected a table of fields")
     stated_model_type = section_fields.get("model_type")
     model_type = next(iter(section.defaults_by_type)) if stated_model_type in (None, "") else stated_model_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
@@ -145,7 +145,7 @@ def _read_section(
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower}: {_innermost_message(error)}") from None
     config.finish(IGNORED | section.ignored_fields)
-    return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown])]
+    return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown_fields])]
 
 
 def _innermost_message(error: ValidationError) -> str:

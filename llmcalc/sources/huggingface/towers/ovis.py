@@ -85,7 +85,7 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone_config, config)
     backbone_config.finish(IGNORED | BACKBONE_FIELDS)
-    config.unknown += backbone_config.unknown
+    config.unknown_fields += backbone_config.unknown_fields
     return {
         "vision_tower": tower,
         **_visual_vocabulary(config, tower["hidden_size"], text_hidden_size, OVIS_INDICATORS),

@@ -442,7 +442,7 @@ def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) 
         text_hidden_size, "gelu_tanh", inner_width=vision_config.integer("proj_inner_dim")
     )
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
-    config.unknown += vision_config.unknown
+    config.unknown_fields += vision_config.unknown_fields
     tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
     tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
     return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *linear_layers, frames=2)}

@@ -22,14 +22,14 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def module_LightningAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
-        aten, op = self.t, module_steps.op("core", LightningAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(module_steps, x)
         q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
             self.state_tensors(module_steps["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
-            _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
+            _state = aten.matmul(aten.transpose(aten.new_like(k), -1, -2), v)
             del _state
         normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
         gate = aten.elementwise_function("sigmoid", self.project(module_steps["g_proj"], x))
@@ -46,7 +46,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             y = self.split_heads(projected_x, head_dim)
             if f"{projection_letter}_norm" in module_steps:
                 y = self._normalize_with(module_steps[f"{projection_letter}_norm"], y)
-            y = self.t.transpose(y, 1, 2)
+            y = self.aten.transpose(y, 1, 2)
             if projection_letter in rope_operations:
                 y = self.rotate(y, rope_operations[projection_letter])
             heads.append(self.apply_activation(y, module_steps.acts[0]))
@@ -54,7 +54,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def decode_tokens(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
-        aten, op = self.t, module_steps.op("core", DecayScan)
+        aten, op = self.aten, module_steps.op("core", DecayScan)
         _cached_state = self.cached_tensors("recurrent_state")
         q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
         output, next_state = self._decode_from_state(q, k, v)
@@ -69,7 +69,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
         The outputs of all but the last token are one tensor here.
         """
-        aten, (batch, heads, tokens, head_size) = self.t, q.shape
+        aten, (batch, heads, tokens, head_size) = self.aten, q.shape
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
@@ -85,13 +85,15 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         return aten.cat(outputs, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
-        return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
+        return self.aten.new_like(
+            self.aten.unsqueeze(self.aten.unsqueeze(self.aten.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32
+        )
 
     def module_LinearAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs retention or gated linear attention as fla does (fla/layers/multiscale_retention.py and gla.py)."""
         if "f_proj" in module_steps:
             return self.hgrn2(module_steps, x)
-        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         q, k, v = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
         gk = None
         if "gk_b_proj" in module_steps:
@@ -120,7 +122,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
-        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         q, f, i = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
         q = aten.elementwise_function("silu", q)
         g = self._log_forget_gate(module_steps, f)
@@ -137,7 +139,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:
         """Computes the log of what each channel retains. A lower bound, which is in float32, makes it float32."""
-        aten = self.t
+        aten = self.aten
         if "lower_bound" not in module_steps:
             return aten.elementwise_function("logsigmoid", logits)
         lower_bound = self.weight("lower_bound", logits.shape[-1:])
@@ -156,7 +158,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""
-        aten, (_batch, tokens, heads, head_size) = self.t, q.shape
+        aten, (_batch, tokens, heads, head_size) = self.aten, q.shape
         q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
         if cos_key not in self.left or not are_equal(self.left[cos_key].shape[0], tokens):
@@ -170,11 +172,11 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Repeats keys, values or decays [batch, tokens, heads, size] to the number of query heads."""
-        return x if are_equal(x.shape[2], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[2]), 2)
+        return x if are_equal(x.shape[2], heads) else self.aten.repeat_interleave(x, exact_div(heads, x.shape[2]), 2)
 
     def module_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
-        aten, op = self.t, module_steps.op("core", MatrixMemory)
+        aten, op = self.aten, module_steps.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):
             lengths_text = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}"
@@ -212,17 +214,17 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def _memory_states(self, state_step: Step) -> list[Tensor] | None:
         """Returns the states in float32; None at a sequence's first token."""
         cached_states = self.cached_tensors(state_step.name)
-        return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
+        return None if cached_states is None else [self.aten.to(x, FLOAT32) for x in cached_states]
 
     def _soft_cap_scores(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""
-        return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(x, "div")))
+        return self.aten.scale(self.aten.elementwise_function("tanh", self.aten.scale(x, "div")))
 
     def scan_wkv(self, operation: Step) -> None:
-        key, value, time_first, decay = map(self.tensor_of, operation.ins)
+        key, value, time_first, decay = map(self.tensor_of, operation.input_values)
         state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
         self.state_tensors(state_step, head_size, head_size, head_size)
         has_cache = self.store is not None
         self.store_tensor(
-            operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)
+            operation.output_values[0], rwkv.rwkv_linear_attention(self.aten, decay, time_first, key, value, has_cache)
         )

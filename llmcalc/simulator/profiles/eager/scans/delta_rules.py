@@ -24,7 +24,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
         """
         core = module_steps["core"].op if "core" in module_steps else None
-        is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in module_steps
+        is_gated_delta = isinstance(core, DeltaRule) and not core.decays_by_channel and "A_log" in module_steps
         return is_gated_delta and "conv1d" in module_steps and self._runs_like_transformers(module_steps)
 
     def _runs_like_transformers(self, module_steps: ModuleSteps) -> bool:
@@ -39,13 +39,13 @@ class DeltaRuleKernels(ScanModuleKernels):
         if "A_log" not in module_steps:
             return self.delta_net(module_steps, x)
         is_class = self._runs_like_transformers(module_steps)
-        if module_steps["core"].op.by_channel:
+        if module_steps["core"].op.decays_by_channel:
             return (self.kimi_delta_of_transformers if is_class else self.kimi_delta)(module_steps, x)
         return (self.gated_delta_of_transformers if is_class else self.gated_delta)(module_steps, x)
 
     def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         if self.store is None:
             projections = [self.project(module_steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
             projection_widths = [projection.shape[-1] for projection in projections]
@@ -85,7 +85,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a DeltaNet layer as fla does (fla/layers/delta_net.py, `DeltaNet.forward`)."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         self._cache_convolution_inputs(module_steps)
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
@@ -119,7 +119,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
         are kernels of causal-conv1d and fla; the gates and the norm are torch's.
         """
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
         output, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
@@ -129,7 +129,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def kimi_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
         g = self._channel_decays(module_steps, x)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
@@ -141,7 +141,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
@@ -157,7 +157,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm in float32, multiplied by the sigmoid of a gate (`KimiLinearRMSNormGated.forward`)."""
-        aten, spec = self.t, norm_step.options["spec"].model_copy(update={"float32_product": True})
+        aten, spec = self.aten, norm_step.options["spec"].model_copy(update={"float32_product": True})
         y = self._normalize(x, spec, 1)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
         y = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), y)
@@ -166,7 +166,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         projections = [self.project(module_steps[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         projection_widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
@@ -180,7 +180,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
         The class names the variance until it returns.
         """
-        aten = self.t
+        aten = self.aten
         y = self._normalize_with(norm_step, x)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
         y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
@@ -193,7 +193,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         """
         if self.store is not None:
             self.refuse_dynamic_filters(module_steps)
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k = (self.apply_activation(self.project(module_steps[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(module_steps["v_proj"], x)
         conv_filters = self.project(
@@ -211,7 +211,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
         step_size = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
@@ -223,17 +223,17 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _cache_convolution_inputs(self, module_steps: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = module_steps["conv1d"]
-        self.state_tensors(module_steps["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
+        self.state_tensors(module_steps["conv_state"], (conv_step.output_values[0].width, conv_step.options["kernel"]))
 
     def _convolution_weight(self, proj_name: str, channel_count: Any, kernel_size: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
-        return self.t.reshape(
+        return self.aten.reshape(
             self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
 
     def kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Kimi delta attention layer as fla does (fla/layers/kda.py:186, `KimiDeltaAttention.forward`)."""
-        aten, op = self.t, module_steps.op("core", DeltaRule)
+        aten, op = self.aten, module_steps.op("core", DeltaRule)
         self._cache_convolution_inputs(module_steps)
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         g = self._gate_projection("f", module_steps, x)
@@ -259,7 +259,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _convolve_by_name(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         y = self.project(module_steps[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
-            self.t, y, self._convolution_weight(proj_name, y.shape[-1], module_steps["conv1d"].options["kernel"])
+            self.aten, y, self._convolution_weight(proj_name, y.shape[-1], module_steps["conv1d"].options["kernel"])
         )
 
     def _gate_projection(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:

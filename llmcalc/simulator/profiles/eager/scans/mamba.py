@@ -33,7 +33,7 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
-        aten = self.t
+        aten = self.aten
         op = module_steps.op("scan", SelectiveScan)
         conv_step = module_steps["conv1d"]
         out_proj_step = module_steps["out_proj"]
@@ -66,7 +66,7 @@ class MambaKernels(ScanModuleKernels):
         self.cache_last_inputs(module_steps["conv_state"], u)
         u = self.causal_conv(conv_step, u)
         x_dbl = self.project(module_steps["x_proj"], mamba_ssm.tokens_first(aten, u))
-        dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
+        dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].output_values[0].width - 2 * op.state, op.state, op.state])
         dt = aten.mm(self.unadapted_weight(module_steps["dt_proj"]), aten.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(aten, dt, batch)
         b, c = self._copy_reordered(b, batch), self._copy_reordered(c, batch)
@@ -81,19 +81,21 @@ class MambaKernels(ScanModuleKernels):
 
     def _copy_reordered(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
-        return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
+        return self.aten.contiguous(
+            self.aten.transpose(self.aten.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2)
+        )
 
     def mamba_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with norms on Δ, B and C as Jamba does (`JambaMambaMixer.forward`, modeling_jamba.py).
 
         An activation that the kernels do not have runs after them.
         """
-        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
         u = aten.transpose(self.convolve_after_cached_inputs(module_steps, u, activation_name), 1, 2)
-        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in module_steps:
             dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
@@ -120,10 +122,10 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba_with_heads(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
-        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
-        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
@@ -176,12 +178,12 @@ class MambaKernels(ScanModuleKernels):
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
-        aten = self.t
+        aten = self.aten
         op = module_steps.op("scan", ChunkedScan)
         conv_step = module_steps["conv1d"]
         out_proj_step = module_steps["out_proj"]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
+        group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         zxbcdt = self.project(module_steps["in_proj"], x)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
@@ -245,12 +247,12 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
-        aten = self.t
+        aten = self.aten
         op = module_steps.op("scan", ChunkedScan)
         conv_step = module_steps["conv1d"]
         activation_name = module_steps.acts[0]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
+        group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
             self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )

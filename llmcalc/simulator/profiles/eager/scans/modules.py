@@ -62,14 +62,14 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             if operation.verb == "keep":
                 raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
-            module_operations.all[-1].outs[0],
+            module_operations.all[-1].output_values[0],
             compute_module(module_operations, self.flat_tensor(module_scope.argument)),
         )
         for operation in module_operations.all:
             if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in all_steps(module_scope.items):
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 if self.last.get(id(recorded_value.storage)) == id(operation):
                     self.forget(recorded_value.storage)
 
@@ -101,39 +101,43 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def bias(self, operation: Step) -> Tensor | None:
         """Returns the bias of a linear layer or convolution."""
-        return self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
+        return (
+            self.weight(f"{operation.name}.bias", (operation.output_values[0].width,))
+            if operation.options["bias"]
+            else None
+        )
 
     def convolution_filters(self, operation: Step) -> Tensor:
         """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
-        channel_count, kernel_size = operation.outs[0].width, operation.options["kernel"]
-        return self.t.reshape(
+        channel_count, kernel_size = operation.output_values[0].width, operation.options["kernel"]
+        return self.aten.reshape(
             self.weight(f"{operation.name}.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
 
     def split_heads(self, x: Tensor, head_size: Any) -> Tensor:
         """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
-        return self.t.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
+        return self.aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
     def state_decay(self, shape: tuple[Any, ...]) -> Tensor:
         """Computes the decay of a state-space mixer: A = -exp(A_log.float())."""
-        return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
+        return self.aten.scale(self.aten.exp(self.aten.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
     def causal_conv(self, operation: Step, x: Tensor, activation_name: str | None = None) -> Tensor:
         """Runs a causal convolution with an activation, default none. x: [batch, channels, tokens].
 
         For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
         """
-        aten, kernel_size = self.t, operation.options["kernel"]
+        aten, kernel_size = self.aten, operation.options["kernel"]
         if 2 <= kernel_size <= 4:
             y = causal_conv1d.causal_conv1d_fn(aten, x, self.convolution_filters(operation), self.bias(operation))
             return y if activation_name in (None, "silu") else self.apply_activation(y, activation_name)
-        weight = self.weight(f"{operation.name}.weight", (operation.outs[0].width, 1, kernel_size))
+        weight = self.weight(f"{operation.name}.weight", (operation.output_values[0].width, 1, kernel_size))
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel_size - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
     def convolve_after_cached_inputs(self, module_steps: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
-        aten, state_step, tokens = self.t, module_steps["conv_state"], x.shape[2]
+        aten, state_step, tokens = self.aten, module_steps["conv_state"], x.shape[2]
         if self.store is None:
             return self.causal_conv(module_steps["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
@@ -150,7 +154,10 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             super().do_conv(operation)
             return
         self._check_number_formats()
-        x, state_name = self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2), operation.options["state"]
+        x, state_name = (
+            self.aten.transpose(self.flat_tensor(operation.input_values[0]), 1, 2),
+            operation.options["state"],
+        )
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
             if self.store is None:
@@ -160,13 +167,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         else:
             self.cache_last_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
-        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
+        self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2))
 
     def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_rows: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
-        aten, kernel_size, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
+        aten, kernel_size, stored_inputs = self.aten, operation.options["kernel"], self.cached_tensors(state_name)
         cached_rows = kernel_size if cached_rows is None else cached_rows
-        channel_count, tokens = operation.outs[0].width, x.shape[2]
+        channel_count, tokens = operation.output_values[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel_size))
         if stored_inputs is None:
             output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel_size - 1), tokens)
@@ -192,7 +199,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             assert isinstance(state_step.op, State)
             cached_tokens = exact_div(state_step.op.size, x.shape[1])
             self.state_tensors(state_step, (x.shape[1], cached_tokens))
-            _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
+            _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
@@ -219,11 +226,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 
     def do_shift(self, operation: Step) -> None:
-        aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
+        aten, x, state_name = self.aten, self.tensor_of(operation.input_values[0]), operation.options["state"]
         cached_row = self.cached_tensors(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
         self.store_in_cache(state_name, aten.slice(x, 1, 1))
-        self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
+        self.store_tensor(operation.output_values[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0]), "rsub"))
+        self.store_tensor(
+            operation.output_values[0], self.aten.scale(self.tensor_of(operation.input_values[0]), "rsub")
+        )

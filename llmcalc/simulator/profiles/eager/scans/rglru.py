@@ -27,12 +27,12 @@ class RGLRUKernels(ScanModuleKernels):
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
-        aten = self.t
+        aten = self.aten
         y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         conv_step = module_steps["conv_1d"]
-        weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
-        self.state_tensors(module_steps["recurrent_state"], (conv_step.outs[0].width,))
+        weight = self.weight("conv_1d.weight", (conv_step.output_values[0].width, 1, conv_step.options["kernel"]))
+        self.state_tensors(module_steps["recurrent_state"], (conv_step.output_values[0].width,))
         self.cache_last_inputs(module_steps["conv_state"], u)
         u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
         u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), module_steps["input_gate"])
@@ -41,7 +41,7 @@ class RGLRUKernels(ScanModuleKernels):
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
         """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
-        aten, (batch, tokens, width) = self.t, u.shape
+        aten, (batch, tokens, width) = self.aten, u.shape
         assert isinstance(gate.op, BlockLinear)
         block_count = gate.op.blocks
         block_width = exact_div(width, block_count)
@@ -65,25 +65,25 @@ class RGLRUKernels(ScanModuleKernels):
         squared_gate = aten.exp(aten.scale(log_gate))
         gated_inputs = aten.mul(u, input_gate)
         input_multiplier = self._bounded_sqrt(aten.scale(squared_gate, "rsub"))
-        input_multiplier = aten.add(reset_mask, aten.mul(aten.like(reset_mask), input_multiplier))
+        input_multiplier = aten.add(reset_mask, aten.mul(aten.new_like(reset_mask), input_multiplier))
         x = aten.mul(gated_inputs, input_multiplier)
         return self._loop_over_tokens(x, recurrent_gate, reset_mask)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
         """Computes the square root as `SqrtBoundDerivative` does."""
-        aten = self.t
+        aten = self.aten
 
         def backward(output_gradient: Tensor, _: Any, x: Tensor) -> list[Tensor]:
-            clipped_x = aten.like(aten.like(x))
-            return [aten.like(output_gradient, aten.like(clipped_x))]
+            clipped_x = aten.new_like(aten.new_like(x))
+            return [aten.new_like(output_gradient, aten.new_like(clipped_x))]
 
-        return record(aten.graph, "SqrtBoundDerivative", (x,), aten.like(x), backward, x)
+        return record(aten.graph, "SqrtBoundDerivative", (x,), aten.new_like(x), backward, x)
 
     def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset_mask: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
-        aten, (batch, tokens, width) = self.t, x.shape
-        gate = aten.mul(gate, aten.like(reset_mask))
-        first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
+        aten, (batch, tokens, width) = self.aten, x.shape
+        gate = aten.mul(gate, aten.new_like(reset_mask))
+        first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.new_like(x)
         if tokens > ONE_BY_ONE:
             state_sequence, first_state = self._record_first_tokens(
                 x, gate, state_sequence, first_state, tokens - ONE_BY_ONE

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
-from .....errors import shown
+from .....errors import short_repr
 from ...config import Config, is_json_integer
 from ...family import Family, Modules, field_names
 from ...parts import (
@@ -72,7 +72,7 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
             and config.data[usual_name] != config.data[published_name]
         ):
             raise config.error(
-                published_name, config.data[published_name], f"{usual_name} ({shown(config.data[usual_name])})"
+                published_name, config.data[published_name], f"{usual_name} ({short_repr(config.data[usual_name])})"
             )
     return _read_hunyuan_v1_dense(config)
 

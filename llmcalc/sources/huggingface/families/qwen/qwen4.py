@@ -167,7 +167,9 @@ def _visible_blocks(op: Op) -> Op:
     """Returns an operation with the indexer's scores as in the `transformers` class."""
     if not isinstance(op, EntryAttentionCore):
         return op
-    return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)
+    return _VisibleBlocks(
+        op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, tokens_per_entry=op.tokens_per_entry
+    )
 
 
 QUERY_BY_QUERY = Deviation(

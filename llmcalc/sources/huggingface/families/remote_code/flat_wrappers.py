@@ -59,7 +59,7 @@ def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any
     model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}
     config.fields_read |= text_config.fields_read | family.ignored_fields
     config.notes += text_config.notes
-    config.from_defaults |= text_config.from_defaults
+    config.default_sizes |= text_config.default_sizes
     return model_fields
 
 

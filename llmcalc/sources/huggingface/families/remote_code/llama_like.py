@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....errors import shown
+from .....errors import short_repr
 from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family, field_names
@@ -77,7 +77,7 @@ def _read_minicpm(config: Config) -> Table:
     """
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
-        length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
+        length_text = "" if dense_length is None else f" of more than {short_repr(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     model_fields = llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):

@@ -5,7 +5,7 @@ Source: the modeling file in `Family.source`; sequences of up to `dense_len` tok
 
 from __future__ import annotations
 
-from .....errors import shown
+from .....errors import short_repr
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
@@ -22,7 +22,7 @@ def _read_minicpm_sala(config: Config) -> Table:
         raise config.error("mixer_types", mixer_types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
-        length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
+        length_text = "" if dense_length is None else f" of more than {short_repr(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_configs: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}

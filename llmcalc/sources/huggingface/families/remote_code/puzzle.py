@@ -39,7 +39,7 @@ def _read_puzzle(config: Config) -> Table:
     model_fields = single_sublayer_model(config, layers)
     for _, layer_config in layers:
         if layer_config is not config:
-            layer_config.from_defaults.clear()
+            layer_config.default_sizes.clear()
             config.fields_read |= layer_config.fields_read - layer_config.data.keys()
             layer_config.finish(frozenset(), config)
     return model_fields
