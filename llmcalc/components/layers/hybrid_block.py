@@ -35,7 +35,7 @@ class HybridBlock(PreNormLayer):
 
     formula_source: ClassVar[str] = "Falcon-H1 2025, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = True
+    is_plain_transformer_layer: ClassVar[bool] = True
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer

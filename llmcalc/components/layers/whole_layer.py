@@ -43,9 +43,9 @@ class WholeLayer(Layer):
 
 
 class PreNormLayer(WholeLayer):
-    """A whole layer with a norm before each sublayer, and more than the two sublayers unless `plain` says otherwise."""
+    """A whole layer with a norm before each sublayer; by default not a plain transformer layer of two sublayers."""
 
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     norm_placement: Literal["pre"] = "pre"
 

@@ -98,7 +98,7 @@ PROGRAMS = dict(
             "36044ad (2026-08-22)",
             "a recipe of NeMo-Automodel",
             launcher="automodel",  # torchrun
-            matches="config_file:is_automodel",
+            matches_tables="config_file:is_automodel",
             read="config_file:read_automodel",
             with_launcher="config_file:with_launcher",
         ),
@@ -179,10 +179,10 @@ PROGRAMS = dict(
             "ms-swift",
             "4.6.0.dev0",
             "arguments of ms-swift",
-            is_training_command="command:is_training_command",
-            runs="command:starts_program",
+            is_training_command="command:trains",
+            starts_program="command:starts_program",
             read_command="config_file:read_command",
-            matches="config_file:is_ms_swift",
+            matches_tables="config_file:is_ms_swift",
             read="config_file:read_ms_swift",
         ),
         _program_file(

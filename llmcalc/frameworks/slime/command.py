@@ -175,14 +175,14 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
             reader.notes.append(f"{text}: rollouts are counted with tensor parallelism alone")
     else:
         reader.notes.append("without --colocate rollouts are on other devices, which are not counted")
-    stays = is_colocated and reader.flag(config, "no_offload_train")
+    is_offloaded = is_colocated and not reader.flag(config, "no_offload_train")
     return Rollout(
         source="slime/backends/megatron_utils/actor.py, slime/ray/placement_group.py",
         engine="sglang" if is_colocated else "",
         flags=flags,
         sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         is_own_process=True,
-        offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated and not stays else frozenset(),
+        offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and the copy of which the exponentials are taken

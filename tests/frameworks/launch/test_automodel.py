@@ -134,9 +134,9 @@ def test_what_is_not_modelled_is_named(tables: dict[str, Any], message: str) -> 
 def test_the_command_names_processes_and_overrides() -> None:
     """nemo_automodel/cli/app.py; until 2025 `automodel finetune llm -c FILE`."""
     launch = read_launch(f"automodel {FILE} --nproc-per-node 4 --step_scheduler.local_batch_size 2")
-    assert (launch.layout.world, launch.settings["batch"], launch.settings["num_microbatches"]) == (4, 2, 8)
+    assert (launch.layout.world_size, launch.settings["batch"], launch.settings["num_microbatches"]) == (4, 2, 8)
     older = read_launch(f"automodel finetune llm -c {FILE} --nproc-per-node=2")
-    assert (older.program, older.layout.world) == ("NeMo-Automodel", 2)
+    assert (older.program, older.layout.world_size) == ("NeMo-Automodel", 2)
 
 
 PEAKS = {"one device": (1, False, 53.03), "eight": (8, False, 47.59), "one, with checkpoints": (1, True, 33.06)}

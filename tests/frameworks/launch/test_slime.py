@@ -38,10 +38,10 @@ def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices()
     rollout = read_launch(FILE).rollout
     assert rollout is not None
     assert (rollout.engine, rollout.flags) == ("sglang", {"tp_size": 2, "mem_fraction_static": 0.7})
-    assert rollout.offloaded == {"weights", "optimizer", "gradients"}
+    assert rollout.offloaded_states == {"weights", "optimizer", "gradients"}
     apart = changed((" --colocate", " --rollout-num-gpus 8")).rollout
     assert apart is not None
-    assert (apart.engine, apart.offloaded) == ("", frozenset())
+    assert (apart.engine, apart.offloaded_states) == ("", frozenset())
     supervised = changed(("--advantage-estimator grpo", "--loss-type sft_loss --debug-train-only"))
     assert supervised.rollout is None
 
@@ -49,7 +49,7 @@ def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices()
 def test_without_dynamic_batches_a_sample_has_its_longest_answer() -> None:
     launch = changed(("--use-dynamic-batch-size --max-tokens-per-gpu 2048", "--micro-batch-size 2"))
     assert (launch.settings["batch"], launch.settings["seq"], launch.settings["num_microbatches"]) == (2, 8192, 32)
-    assert launch.longest_samples
+    assert launch.counts_longest_samples
 
 
 def test_adam_on_the_host_and_in_formats_of_its_own() -> None:
