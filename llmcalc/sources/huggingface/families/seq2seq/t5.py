@@ -95,6 +95,11 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             "tie_word_embeddings: counted as true; scale_decoder_outputs is false, as where transformers 5 saves T5 "
             "1.1, whose weights have an lm_head of their own and are loaded untied"
         )
+    elif config.model_type in ("mt5", "umt5") and config.data.get("tie_word_embeddings") is True:
+        config.notes.append(
+            "tie_word_embeddings: counted as true, which transformers 5 saves whatever the weights have; the released "
+            "weights of mT5 and UMT5 have an lm_head of their own and are loaded untied"
+        )
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
     model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
