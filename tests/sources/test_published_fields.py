@@ -259,6 +259,9 @@ def test_a_wrapper_of_another_structure_is_refused() -> None:
         assert ("streams" in read_config(wrapper)[0]["decoder"]) == has_denoiser
     with pytest.raises(InputError, match="DiffusionGemmaDecoderModel has other modules"):
         read_config({**wrapper, "architectures": ["DiffusionGemmaDecoderModel"]})
+    biased = {**wrapper, "architectures": ["DiffusionGemmaModel"], "text_config": {**text, "attention_bias": True}}
+    with pytest.raises(InputError, match="attention_bias: true; expected one of false"):  # its class has them twice
+        read_config(biased)
 
 
 def test_the_text_encoder_of_blip_has_a_pooler() -> None:

@@ -41,6 +41,7 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
     stack = stack_of_layers(layers)
     if "Encoder" not in architecture_of(config.data):
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
+        config.require("attention_bias", False)  # its class ties weights, and no biases
         config.notes.append(STEPS)
         stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
     return decoder(config, block, norm, stack=stack)
