@@ -132,11 +132,24 @@ def with_stored_format(model_config: dict[str, Any], preset: Preset) -> dict[str
     return model_config | ({"torch_dtype": preset.dtype} if preset.dtype in ("float16", "float32") else {})
 
 
+LONGROPE_TYPES = ("longrope", "su")
+LONGROPE_FACTORS = ("short_factor", "long_factor")
+
+
 def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
     """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
 
-    Presets hold sizes, which no scaling changes. Of a few quantized models they do not hold the table either.
+    Presets hold sizes, which no scaling changes, and not LongRoPE's factors, one for each pair of a head's dimensions.
+    Of a few quantized models they do not hold the table either.
     """
+    rope_scaling = preset.rope_parameters or {}
+    if target_format == "hf" and rope_scaling.get("rope_type", rope_scaling.get("type")) in LONGROPE_TYPES:
+        missing_fields = [field_name for field_name in LONGROPE_FACTORS if field_name not in rope_scaling]
+        if missing_fields:
+            return (
+                f"rope_scaling lacks {' and '.join(missing_fields)}, which transformers requires; take them from the "
+                "released config"
+            )
     may_miss_tables = target_format == "hf" and preset.config is None and not preset.rope_parameters
     if not may_miss_tables or preset.model.max_position_embeddings is None:
         return ""

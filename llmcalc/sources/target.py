@@ -286,7 +286,7 @@ def _unknown_target(model_target: str) -> str:
         return f"{model_target}: has no config{checkpoint_advice}"
     base_preset = _base_preset(model_target)
     if base_preset is not None:
-        return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(base_preset)}"
+        return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(model_target, base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     suggestion = suggestion or _suggest_relatives(model_target)
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
@@ -297,8 +297,18 @@ def _base_preset(model_name: str) -> str | None:
     return find_preset(VARIANT.sub("", model_name)) or preset_within_name(model_name)
 
 
-def _advice_on_base(base_preset: str) -> str:
-    """Returns the advice to use `base_preset` for a fine-tune of this model, as a sentence after a space."""
+def _advice_on_base(model_name: str, base_preset: str) -> str:
+    """Returns the advice to use `base_preset` for a fine-tune of this model, as a sentence after a space.
+
+    A name that starts with another wrapper's model type (`blip2-opt-2.7b`) is a model with further modules.
+    """
+    from .huggingface.registry import FILE_OF, family_of
+
+    for model_type in FILE_OF:
+        name_of_type = normalized(model_type)
+        is_prefix = normalized(model_name).startswith(name_of_type)
+        if is_prefix and not normalized(base_preset).startswith(name_of_type) and family_of(model_type).text_type:
+            return f" Its text model may be {base_preset}, beside modules of {model_type}: expected its own config.json"
     return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
 
 
@@ -331,7 +341,7 @@ def _advice_on_name(hub_id: str) -> str:
     repository = hub_id.partition("/")[2].partition("@")[0]
     base_preset = _base_preset(repository)
     if base_preset is not None:
-        return f".{_advice_on_base(base_preset)}"
+        return f".{_advice_on_base(repository, base_preset)}"
     suggestion = _suggest_relatives(repository)
     return f".{suggestion} Any other model needs its own config.json" if suggestion else ""
 

@@ -328,3 +328,12 @@ def test_a_config_keeps_the_scaling_of_positions(tmp_path: Path) -> None:
     assert "rope_scaling" in missing_rope_scaling_note(llmcalc.load("qwen3-8b"), "hf")
     assert not missing_rope_scaling_note(llmcalc.load(str(tmp_path)), "hf")
     assert not missing_rope_scaling_note(llmcalc.load("gpt2"), "hf")
+
+
+def test_factors_of_longrope_that_a_preset_lacks_are_named(tmp_path: Path) -> None:
+    """transformers refuses a table without them (`modeling_rope_utils.py`, required keys of longrope)."""
+    note = missing_rope_scaling_note(llmcalc.load("phi3.5-mini"), "hf")
+    assert note.startswith("rope_scaling lacks short_factor and long_factor, which transformers requires")
+    assert not missing_rope_scaling_note(llmcalc.load("phi3.5-mini"), "toml")
+    (tmp_path / "config.json").write_text(json.dumps(shapes_of("phi3")[1]))
+    assert not missing_rope_scaling_note(llmcalc.load(str(tmp_path)), "hf")

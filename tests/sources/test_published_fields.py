@@ -253,6 +253,30 @@ def test_a_wrapper_of_another_structure_is_refused() -> None:
     """BLIP for questions has a second text model (transformers: models/blip `BlipForQuestionAnswering`)."""
     with pytest.raises(InputError, match="architectures: BlipForQuestionAnswering has other modules"):
         read_config({"model_type": "blip", "architectures": ["BlipForQuestionAnswering"], "text_config": {}})
+    text = shapes_of("diffusion_gemma_text")[0]
+    for class_name, has_denoiser in (("DiffusionGemmaModel", True), ("DiffusionGemmaEncoderModel", False)):
+        wrapper = {"model_type": "diffusion_gemma", "architectures": [class_name], "text_config": text}
+        assert ("streams" in read_config(wrapper)[0]["decoder"]) == has_denoiser
+    with pytest.raises(InputError, match="DiffusionGemmaDecoderModel has other modules"):
+        read_config({**wrapper, "architectures": ["DiffusionGemmaDecoderModel"]})
+    biased = {**wrapper, "architectures": ["DiffusionGemmaModel"], "text_config": {**text, "attention_bias": True}}
+    with pytest.raises(InputError, match="attention_bias: true; expected one of false"):  # its class has them twice
+        read_config(biased)
+
+
+def test_the_text_encoder_of_blip_has_a_pooler() -> None:
+    """transformers: models/blip `BlipTextModel`, with `add_pooling_layer` by default."""
+    shape = shapes_of("blip_text_model")[0]
+    plain, pooled = ({**shape, "architectures": [name]} for name in ("BlipTextLMHeadModel", "BlipTextModel"))
+    assert ["pooler" in read_config(config)[0] for config in (plain, pooled)] == [False, True]
+
+
+@pytest.mark.parametrize("text_type", ["gemma", "gemma2"])
+def test_paligemma_has_a_cache_as_transformers_saves_it(text_type: str) -> None:
+    """transformers: models/paligemma `PaliGemmaConfig` sets the field of the text model; the answer is causal."""
+    text = {"model_type": text_type, "use_bidirectional_attention": True}
+    config = {"model_type": "paligemma", "architectures": ["PaliGemmaForConditionalGeneration"]}
+    assert "decoder" in read_config({**config, "text_config": text})[0]
 
 
 def test_weights_that_may_be_untied_are_named() -> None:
@@ -264,6 +288,11 @@ def test_weights_that_may_be_untied_are_named() -> None:
         table, notes = read_config(config)
         assert table["tie_word_embeddings"]
         assert sum("loaded untied" in note for note in notes) == 1
+    for model_type, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5")):
+        saved = {**t5, "model_type": model_type, "scale_decoder_outputs": model_type != "t5"}
+        for class_name, is_named in ((f"{prefix}ForConditionalGeneration", True), (f"{prefix}EncoderModel", False)):
+            notes = read_config({**saved, "architectures": [class_name]})[1]
+            assert any("loaded untied" in note for note in notes) == is_named
 
 
 def test_the_class_of_the_wrapper_decides_the_head() -> None:

@@ -230,6 +230,16 @@ def test_an_unknown_fine_tune_is_told_its_base(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "wrapper", "preset"),
+    [("blip2-opt-2.7b", "blip-2", "opt-2.7b"), ("Ovis1.6-Gemma2-9B", "ovis", "gemma2-9b")],
+)
+def test_a_wrapper_is_not_counted_as_its_text_model(name: str, wrapper: str, preset: str, run: Any) -> None:
+    code, _, error = run("params", name)
+    assert code == 2
+    assert f"'{name}'. Its text model may be {preset}, beside modules of {wrapper}: expected its own" in error
+
+
+@pytest.mark.parametrize(
     ("name", "preset"),
     [
         ("Phi-4-multimodal-instruct", "phi-4-mini"),

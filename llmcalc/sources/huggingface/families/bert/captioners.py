@@ -12,13 +12,15 @@ from typing import Any
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
-from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm
+from ...head_kinds import architecture_of
+from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm, pooler
 from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
 def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
     stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
-    return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack)
+    has_pooler = architecture_of(config.data) == "BlipTextModel"
+    return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack, **pooler(has_pooler))
 
 
 def _read_blip_text_model(config: Config) -> Table:

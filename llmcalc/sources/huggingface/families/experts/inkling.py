@@ -142,7 +142,7 @@ FAMILIES = {
     "inkling_text": Family(
         _read_inkling_text,
         {"tie_word_embeddings": False},
-        frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
+        frozenset({"dense_mlp_idx", "number_of_conv_states", "tie_word_embeddings"}),
         field_writers={
             **MIXER_WRITES,
             "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,

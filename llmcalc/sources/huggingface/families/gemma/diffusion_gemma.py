@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
+from ...head_kinds import architecture_of
 from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
 from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma4 import gemma4_attention, head_sizes
@@ -38,8 +39,9 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
     stack = stack_of_layers(layers)
-    if config.head == "lm":
+    if "Encoder" not in architecture_of(config.data):
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
+        config.require("attention_bias", False)  # its class ties weights, and no biases
         config.notes.append(STEPS)
         stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
     return decoder(config, block, norm, stack=stack)
@@ -63,6 +65,10 @@ FAMILIES = {
         has_text_class=False,
     ),
     "diffusion_gemma": Family(
-        None, text_type="diffusion_gemma_text", modules=module_names("gemma4_tower"), tower_file="gemma"
+        None,
+        text_type="diffusion_gemma_text",
+        modules=module_names("gemma4_tower"),
+        tower_file="gemma",
+        uncounted_classes=("DecoderModel",),
     ),
 }

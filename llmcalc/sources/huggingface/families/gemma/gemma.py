@@ -111,6 +111,8 @@ FAMILIES = {
     "paligemma": Family(
         None,
         text_type="gemma",
+        # its class sets true for a prefix of image and prompt; the answer after it is causal, with a cache
+        text_fields_from_sections={"use_bidirectional_attention": ("", "use_bidirectional_attention", None)},
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         tower_file="siglip",
         write_tower_sections=paligemma_sections,

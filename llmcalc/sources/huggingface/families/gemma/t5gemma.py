@@ -53,7 +53,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
         **sliding_stack(stack_config, kinds_with_nth_full(depth, 2)),
     }
     stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
-    stack_config.finish(IGNORED, config)
+    stack_config.finish(IGNORED_IN_SECTIONS, config)
     return stack_config, stack
 
 
@@ -114,8 +114,8 @@ def _read_t5gemma2(config: Config) -> Table:
     )
     for part_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
-        (encoder_config, IGNORED),
-        (decoder_config, IGNORED),
+        (encoder_config, IGNORED_IN_SECTIONS),
+        (decoder_config, IGNORED_IN_SECTIONS),
     ):
         part_config.finish(ignored_fields, config)
     config.notes += notes
@@ -197,6 +197,8 @@ IGNORED = field_names(
     max_position_embeddings
     """
 )
+IGNORED_IN_SECTIONS = IGNORED | {"dropout_rate", "tie_word_embeddings"}
+"""Its class gives the encoder and the decoder the dropout of the whole model, whose tying counts."""
 
 TEXT: dict[str, Any] = {
     **SIDE,

@@ -64,7 +64,7 @@ def _read_blt(config: Config) -> Table:
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         residual_streams["patcher_runs"] = splits_by_entropy
-        patcher_config.finish(frozenset(patcher_config.defaults), config)
+        patcher_config.finish(frozenset(patcher_config.defaults) | DERIVED, config)
     if splits_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
@@ -125,8 +125,8 @@ LOCAL: dict[str, Any] = {
     "max_position_embeddings": 24576,
     "sliding_window": None,
 }
-DERIVED = frozenset({"encoder_cross_output_size"})
-"""Field of the global model that the class computes from the local encoder's sizes, and saves."""
+DERIVED = frozenset({"encoder_cross_output_size", "tie_word_embeddings"})
+"""Fields of the parts that the class computes from other parts' sizes, or saves and does not use."""
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "global": {

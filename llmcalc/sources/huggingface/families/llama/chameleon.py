@@ -29,6 +29,7 @@ def _read_chameleon(config: Config) -> Table:
 FAMILIES = {
     "chameleon": Family(
         _read_chameleon,
+        ignored_fields=frozenset({"image_token_id"}),
         tower_class_prefixes="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

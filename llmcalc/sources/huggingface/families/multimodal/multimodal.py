@@ -400,6 +400,7 @@ FAMILIES = {
         tying_source="never",
         ignored_fields=frozenset({"word_timestamp_config"}),
         tower_file="transcribe",
+        uncounted_classes=("TranscribeModel",),  # without the head of word timestamps
         modules={
             "towers.audio_tower": "audio_tower + word_timestamp_encoder + word_timestamp_head",
             "towers.audio_tower.patch_embedding": "asr_encoder.embedder.projection",

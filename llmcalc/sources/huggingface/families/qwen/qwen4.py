@@ -218,7 +218,7 @@ FAMILIES = {
     "qwen4_exp_text": Family(
         _read_qwen4,
         {"full_attention_interval": 4},
-        frozenset({"mtp_num_hidden_layers"}),
+        frozenset({"mtp_num_hidden_layers", "number_of_conv_states"}),
         field_writers={
             **PARTIAL_ROTARY,
             "layer_types": lambda s: [

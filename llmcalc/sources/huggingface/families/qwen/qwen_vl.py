@@ -43,5 +43,7 @@ FAMILIES = {
     "qwen3_vl": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
     "qwen3_vl_text": Family(lambda config: llama_decoder(config, _qwen3(config)), {"tie_word_embeddings": False}),
     "qwen3_vl_moe": Family(None, text_type="qwen3_vl_moe_text", tower_file="qwen"),
-    "qwen3_vl_moe_text": Family(read_qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_vl_moe_text": Family(
+        read_qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS | {"sliding_window"}
+    ),
 }

@@ -90,10 +90,16 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if model_fields["tie_word_embeddings"] and config.data.get("scale_decoder_outputs") is False:
+    is_tied_head = model_fields["tie_word_embeddings"] and config.head == "lm"
+    if is_tied_head and config.data.get("scale_decoder_outputs") is False:
         config.notes.append(
             "tie_word_embeddings: counted as true; scale_decoder_outputs is false, as where transformers 5 saves T5 "
             "1.1, whose weights have an lm_head of their own and are loaded untied"
+        )
+    elif is_tied_head and config.model_type in ("mt5", "umt5") and config.has("tie_word_embeddings"):
+        config.notes.append(
+            "tie_word_embeddings: counted as true, which transformers 5 saves whatever the weights have; the released "
+            "weights of mT5 and UMT5 have an lm_head of their own and are loaded untied"
         )
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
