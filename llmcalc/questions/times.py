@@ -527,7 +527,9 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
-    run_memory, context_notes = _in_context_of_server(run_question, run_memory, options.engine)
+    run_memory, context_notes = _in_context_of_server(
+        run_question, run_memory, options.engine or _engine_of_tag(run_question, options.stack or framework_stack)
+    )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
             options.stack
@@ -638,6 +640,13 @@ def _in_context_of_server(
         return run_memory, ()
     note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
     return run_memory.with_changes(seq=context - 1), (note,)
+
+
+def _engine_of_tag(run_question: RunQuestion, stack_text: str) -> str | None:
+    """Returns the engine that has a tag's context by default; None for other names and under a named software stack."""
+    is_of_library = is_library_tag(run_question.preset.target) and not stack_text
+    has_default_format = run_question.settings.quantize is None and run_question.settings.dtype is None
+    return LIBRARY_ENGINE if is_of_library and has_default_format else None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

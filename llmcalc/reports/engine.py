@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
-from .notes import device_phrase, plural, published_tag_notes, tag_format_notes
+from .notes import device_phrase, plural, published_tag_notes, tag_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _format_remark(engine_use: EngineUse) -> str:
         return engine_use.memory.heading
     if scheme_name is None and not engine_use.engine.reads_library_tags:
         return "".join(published_tag_notes(preset, engine_use.engine.title))
-    return "".join(tag_format_notes(preset, scheme_name))
+    return "".join(tag_notes(preset, scheme_name))
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:

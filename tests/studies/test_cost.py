@@ -176,10 +176,10 @@ def test_tokens_in_place_of_sequences_are_remarked(run: Any) -> None:
 
 
 REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
-    "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T to train"),
+    "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T --devices 64 to train"),
     "both": (("--tokens", "1B", "--requests", "1M"), "both are given; expected one of the two"),
     "no devices": (("--tokens", "1B"), "--devices: missing; expected the number of accelerators"),
-    "no prompt": (("--requests", "1M", "--output", "9"), "--input: missing; expected the tokens of a request's prompt"),
+    "no prompt": (("--requests", "1M", "--output", "9"), "--input: missing; expected the tokens of a request's prompt and answer"),
     "a step of requests": (
         ("--requests", "1M", "--input", "9", "--output", "9", "--step", "1s"), "--step: is of training"
     ),

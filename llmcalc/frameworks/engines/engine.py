@@ -179,6 +179,8 @@ class Engine:
         remark on it; None (default) for the published weights.
     reads_library_tags: whether it loads the GGUF files of Ollama's library, so that a tag names its weights; default
         false.
+    default_context: (preset, hardware, devices) → tokens of a sequence by default on so many accelerators; None for an
+        engine whose default does not follow from their memory alone.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -211,6 +213,7 @@ class Engine:
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
     reads_library_tags: bool = False
+    default_context: LazyFunction | None = None
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""

@@ -315,6 +315,16 @@ class OllamaServer:
         }
 
 
+def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
+    """Returns the tokens of a sequence for which the newest version has a cache on so many GPUs, without `num_ctx`.
+
+    Raises `InputError` for a model that Ollama does not run.
+    """
+    visible_devices = ",".join(map(str, range(devices)))
+    version = read_record().version_of("")
+    return OllamaServer(preset, hardware, version, {"CUDA_VISIBLE_DEVICES": visible_devices}).num_ctx
+
+
 def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, tensor_placement = fitted_server.server, fitted_server.placement
