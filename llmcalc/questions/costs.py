@@ -184,6 +184,9 @@ def _serving_cost(
             f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
         )
     load_point = server_search.chosen.point
+    if load_point.concurrency > options.requests:  # no more requests at a time than there are
+        fewer_at_once = replace(options, concurrency=options.requests)
+        return _serving_cost(run_question, fewer_at_once, watts, hourly_price)
     cost = Cost(
         load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
         load_point.devices,

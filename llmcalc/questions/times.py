@@ -51,6 +51,11 @@ def settings_with_phase(
     framework = run_question.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
+    if options.context is not None and settings.seq is None:
+        raise InputError(
+            f"--context: is what a cache has before a prompt; expected --seq {options.context} for a token after so "
+            "many, or --seq with the prompt's tokens too"
+        )
     if options.global_batch is not None or can_train or framework is not None:
         return settings.with_changes(phase="training")
     reads_prompt = bool(run_question.preset.model.model_without_tokens) or options.server or options.context is not None

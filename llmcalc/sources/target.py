@@ -265,7 +265,16 @@ VARIANT = re.compile(
 """Words of a repository's name that say how a model was tuned or stored."""
 
 
+PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
+"""Words of a message about memory, of which no model's name has any."""
+
+
 def _unknown_target(model_target: str) -> str:
+    if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
+        return (
+            "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
+            "message or its log, which compares its sizes"
+        )
     target_names = [target_name.strip() for target_name in model_target.split(",")]
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):

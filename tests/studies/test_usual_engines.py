@@ -146,7 +146,7 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
 
 
 def test_a_tag_has_the_context_of_ollama_by_default() -> None:
-    """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144; at most the model's."""
+    """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144, up to the model's."""
 
     def asked_tokens(words: str) -> int:
         workload = json.loads(command(*words.split(), "--format", "json").out)["workload"]
