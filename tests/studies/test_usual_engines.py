@@ -170,6 +170,18 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
 
 
+def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside_them() -> None:
+    """`time` with as many stages has the same seconds; a 70B model in bf16 does not fit in a desktop's memory."""
+    on_gpus = fit("llama3.1-70b --hardware rtx-3090 --devices 3 --quantize q4_k_m --seq 32768 --engine llama.cpp")
+    assert (on_gpus["options"][0]["devices"], on_gpus["options"][0]["flags"]["--n-gpu-layers"]) == (3, "all")
+    words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --pp 3"
+    timed = json.loads(command(*words.split(), "--format", "json").out)
+    assert on_gpus["options"][0]["tpot"] == timed["seconds"]
+    on_host = fit("llama3.1-70b --hardware rtx-3090 --engine llama.cpp")
+    assert on_host["options"][0]["tpot"] is None
+    assert on_host["notes"][0] == "memory of the host for its layers: 150.77 GiB with -ngl 10"
+
+
 def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they_do_not() -> None:
     """Whoever names a tag has Ollama's file of it, which llama.cpp reads too; vLLM loads the published weights."""
     for question in ("memory", "time"):

@@ -86,6 +86,7 @@ class EngineMemory:
     heading: a remark that stands below the heading of a screen; default none.
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     state_requests: requests of a rank for which there are slots of recurrent states; None for no such slots.
+    has_all_layers_on_devices: whether an engine that may place layers on the host has none there; default false.
     divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
         together; false where each rank runs as many.
     """
@@ -108,6 +109,7 @@ class EngineMemory:
     most_sequences: int = 0
     state_requests: int | None = None
     divides_request_limit: bool = False
+    has_all_layers_on_devices: bool = False
 
     @property
     def data_parallel_ranks(self) -> int:
