@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import shutil
@@ -436,6 +437,17 @@ def test_bad_input_is_one_line(ask: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         ask()
     assert str(error.value).startswith(message)
+
+
+def test_an_unknown_attribute_names_where_the_value_is() -> None:
+    answer: Any = llmcalc.time("gpt2", hardware="h100")
+    with pytest.raises(AttributeError, match=r"no attribute 'seconds'; expected \.result\.seconds"):
+        _ = answer.seconds
+    counts: Any = llmcalc.params("gpt2")
+    with pytest.raises(AttributeError, match=r"Did you mean total\? The keys of \.document are those of --format json"):
+        _ = counts.totals
+    assert copy.deepcopy(counts) == counts
+    assert not hasattr(counts, "_unknown")
 
 
 def test_an_answer_has_one_type_for_its_arguments() -> None:

@@ -16,7 +16,8 @@ def command(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A start-up log or an out-of-memory message of an engine or a training program, or - for stdin.",
+            help="A start-up log or an out-of-memory message of an engine or a training program, - for stdin, or the "
+            "message itself in quotes.",
             show_default=False,
         ),
     ],

@@ -283,6 +283,16 @@ def _accepted_in_place_of(extra_words: str, context: Any) -> str:
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
 
+def _example_commands(context: Any, missing_parameter: Any) -> str:
+    """Returns the examples of a command, as the end of an error about a missing option; empty for an argument."""
+    if context is None or missing_parameter.param_type_name != "option":
+        return ""
+    from .examples import EXAMPLES
+
+    examples = EXAMPLES.get(context.command_path.partition(" ")[2], ())
+    return f"; for example: {', or '.join(f'llmcalc {example}' for example in examples)}" if examples else ""
+
+
 def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
@@ -292,9 +302,10 @@ def _usage_message(usage_error: Any) -> str:
     parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
+        usual_spelling = typed_option.replace("_", "-")
         from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
 
-        option = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
+        option = llmcalc_spelling(usual_spelling, OTHER_NAMES, options)
         if option:
             message = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--engine":
@@ -303,10 +314,10 @@ def _usage_message(usage_error: Any) -> str:
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
-        elif other_commands := _commands_with(typed_option, context.command.name):
+        elif other_commands := _commands_with(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
-        elif typed_option.startswith("--") and (engine_word := engine_of_flag(typed_option)):
+        elif typed_option.startswith("--") and (engine_word := engine_of_flag(usual_spelling)):
             advice = (
                 f"a flag of an engine needs --engine, such as {engine_word}"
                 if isinstance(context.command, EngineCommand)
@@ -333,7 +344,7 @@ def _usage_message(usage_error: Any) -> str:
         example = f", such as {example_value}" if example_value else ""
         if context is not None and parameter.param_type_name == "argument":
             example = f"{_word_read_as_another_argument(context, parameter_name)}{example}"
-        return f"missing {kind_name}{value_name}{example}{help_hint}"
+        return f"missing {kind_name}{value_name}{example}{help_hint}{_example_commands(context, parameter)}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value

@@ -121,7 +121,7 @@ def memory_picture(run_question: RunQuestion) -> Figure:
     from .memory import memory as plot_memory
 
     with name_in_errors(run_question.preset):
-        run_memory = run_question.in_format_of_tag().memory_on_one_device()
+        run_memory = run_question.with_defaults_of_tag().memory_on_one_device()
         accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in run_question.accelerators]
         return plot_memory(run_question.preset.display, run_memory, accelerator_fits)
 

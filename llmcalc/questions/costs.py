@@ -35,7 +35,9 @@ def ask_cost(
 
     if (options.tokens is None) == (options.requests is None):
         expected_options = (
-            "one of the two" if options.tokens is not None else "--tokens 15T to train, or --requests 1M to serve"
+            "one of the two"
+            if options.tokens is not None
+            else "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
         )
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
@@ -141,10 +143,12 @@ def _serving_cost(
     for field in ("step", "global_batch", "overlap"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
-    for field in ("input", "output"):
-        if getattr(options, field) is None:
-            token_kind = "prompt" if field == "input" else "answer"
-            raise InputError(f"{option(field)}: missing; expected the tokens of a request's {token_kind}")
+    missing_options = [option(field) for field in ("input", "output") if getattr(options, field) is None]
+    if missing_options:
+        raise InputError(
+            f"{', '.join(missing_options)}: missing; expected the tokens of a request's prompt and answer, such as "
+            "--input 1000 --output 200"
+        )
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None
@@ -180,6 +184,9 @@ def _serving_cost(
             f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
         )
     load_point = server_search.chosen.point
+    if load_point.concurrency > options.requests:  # no more requests at a time than there are
+        fewer_at_once = replace(options, concurrency=options.requests)
+        return _serving_cost(run_question, fewer_at_once, watts, hourly_price)
     cost = Cost(
         load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
         load_point.devices,

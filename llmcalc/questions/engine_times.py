@@ -14,8 +14,20 @@ from .runs import RunQuestion
 if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
-TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+TIMED_CACHES = {
+    "auto": None,
+    "f16": None,
+    "bf16": None,
+    "bfloat16": None,
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "q8_0": "q8_0",
+}
 """Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
+
+FIELDS_OF_CACHE = ("cache_type_k", "cache_type_v")
+"""Settings with the formats of keys and of values, of engines that have one for each."""
 
 
 def decoded_token_time(
@@ -27,24 +39,35 @@ def decoded_token_time(
     drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.
     """
     from ..studies.decoding import time_decoded_token
+    from .usual_engines import layer_count, split_layout
 
     engine_memory = layout_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
-    cache_word = str(settings.get(engine.field_of_option("--kv-dtype"), "auto"))
-    is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in field for field in settings)
-    if not layout_option.serves_all_users or layout is None or cache_word not in TIMED_CACHES or is_untimed:
+    cache_fields = (engine.field_of_option("--kv-dtype"), *FIELDS_OF_CACHE)
+    cache_words = {str(settings[field]) for field in cache_fields if field in settings} or {"auto"}
+    is_untimed = settings.get("quantization", "none") != "none" or any(
+        word in field for field in settings for word in ("speculative", "draft")
+    )
+    if (
+        not layout_option.serves_all_users
+        or len(cache_words) > 1
+        or not cache_words <= TIMED_CACHES.keys()
+        or is_untimed
+    ):
         return None
-    if layout.dp > 1 and layout.ep > 1:
+    if layout is None and not engine_memory.has_all_layers_on_devices:
         return None
-    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
+    if layout is not None and layout.dp > 1 and layout.ep > 1:
+        return None
+    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_words.pop()]}
     chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}
     decoding_run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
+    run_memory = decoding_run.memory_on_one_device()
+    layout = layout or split_layout(layer_count(run_memory), engine_memory.devices, 1)
     software_stack = engine.software_stack(parse_version(version.version), layout_option.hardware.vendor)
     users_of_replica = -(-users // layout.dp)
-    return time_decoded_token(
-        decoding_run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack
-    )
+    return time_decoded_token(run_memory, layout_option.hardware, layout, users_of_replica, software_stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -18,7 +18,7 @@ from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
 from ..frameworks.logs.log_contents import LogTerm, ParsedLog
-from ..frameworks.logs.log_text import read_log_text
+from ..frameworks.logs.log_text import is_pasted_message, read_log_text
 from ..frameworks.logs.registry import read_log
 from ..reports.answer import ReportedAnswer
 from ..sources.checkpoint_name import preset_in_named_format
@@ -41,7 +41,7 @@ CONSEQUENCES = ("budget", "kv_cache")
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """A question about a log. file: the log's path, or `-` for stdin.
+    """A question about a log. file: the log's path, `-` for stdin, or the words of a message.
 
     preset: the model; None for the model that the log names.
 
@@ -155,7 +155,10 @@ def ask_log(log_question: LogQuestion) -> ReportedAnswer:
 
 def explain_log(log_question: LogQuestion) -> ExplainedLog:
     """Returns the logged bytes together with the computed bytes of the same run."""
-    parsed_log = read_log(log_question.file, read_log_text(log_question.file))
+    log_text = read_log_text(log_question.file)
+    log_name = "the message" if is_pasted_message(log_question.file) else log_question.file
+    log_question = replace(log_question, file=log_name)
+    parsed_log = read_log(log_name, log_text)
     is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}

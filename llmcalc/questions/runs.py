@@ -133,19 +133,49 @@ class RunQuestion(RunOptions):
             assert refusal_error is not None
             raise refusal_error
 
-    def in_format_of_tag(self) -> RunQuestion:
-        """Returns the question about weights as a tag of Ollama's library without a format has them.
+    def with_defaults_of_tag(self) -> RunQuestion:
+        """Returns the question with the format and the context that a tag of Ollama's library has by default.
 
-        It is unchanged for another name, in training, and where a format is stated or published.
+        It is unchanged for another name and in training. The format is the library's where none is stated or published;
+        the context is Ollama's where accelerators of one kind are named and no number of tokens is.
         """
         if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
             return self
         from .usual_engines import usual_scheme_of
 
-        usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
-        if usual_scheme is None:
+        run_question, usual_scheme = self, usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
+        if usual_scheme is not None:
+            run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
+        return run_question._in_context_of_tag()
+
+    def _in_context_of_tag(self) -> RunQuestion:
+        """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
+        from ..frameworks.engines.registry import engine
+        from ..studies.decoding import has_gguf_weights
+
+        settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
+        has_typed_format = settings.quantize is not None or settings.dtype is not None
+        if (
+            settings.seq is not None
+            or settings.phase not in ("inference", "decode")
+            or len(self.accelerators) != 1
+            or not library_engine.runs_on(self.accelerators[0])
+            or layout.framework is not None
+            or library_engine.default_context is None
+            or (has_typed_format and not has_gguf_weights(self.memory_on_one_device()))
+        ):
             return self
-        return replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
+        devices = max(1, (layout.devices or 1) // (layout.dp or 1))
+        try:
+            context = library_engine.default_context(self.preset, self.accelerators[0], devices)
+        except InputError:  # Ollama has no such model
+            return self
+        note = f"{library_engine.title} has a context of {context:,} tokens here by default; --seq for another"
+        return replace(
+            self,
+            preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),
+            settings=settings.with_changes(seq=context - (settings.phase == "decode")),
+        )
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -211,7 +241,7 @@ class RunQuestion(RunOptions):
 
 def scheme_of_tag(preset: Preset) -> str | None:
     """Returns the scheme of a tag of Ollama's library without a format; None for other names and published formats."""
-    return RunQuestion(preset=preset, settings=settings_of()).in_format_of_tag().settings.quantize
+    return RunQuestion(preset=preset, settings=settings_of()).with_defaults_of_tag().settings.quantize
 
 
 INTEGER_METHODS = ("gptq", "awq")
@@ -574,7 +604,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     """
     if draft_preset is not None:
         run_question = _with_draft_model(run_question, draft_preset)
-    run_question = run_question.in_format_of_tag()
+    run_question = run_question.with_defaults_of_tag()
     layout, launched_run = run_question.layout, run_question.launch
     answer_fields: dict[str, Any] = {
         "preset": run_question.preset,

@@ -51,6 +51,11 @@ def settings_with_phase(
     framework = run_question.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
+    if options.context is not None and settings.seq is None:
+        raise InputError(
+            f"--context: is what a cache has before a prompt; expected --seq {options.context} for a token after so "
+            "many, or --seq with the prompt's tokens too"
+        )
     if options.global_batch is not None or can_train or framework is not None:
         return settings.with_changes(phase="training")
     reads_prompt = bool(run_question.preset.model.model_without_tokens) or options.server or options.context is not None
@@ -535,7 +540,9 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
-    run_memory, context_notes = _in_context_of_server(run_question, run_memory, options.engine)
+    run_memory, context_notes = _in_context_of_server(
+        run_question, run_memory, options.engine or _engine_of_tag(run_question, options.stack or framework_stack)
+    )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
             options.stack
@@ -646,6 +653,13 @@ def _in_context_of_server(
         return run_memory, ()
     note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
     return run_memory.with_changes(seq=context - 1), (note,)
+
+
+def _engine_of_tag(run_question: RunQuestion, stack_text: str) -> str | None:
+    """Returns the engine that has a tag's context by default; None for other names and under a named software stack."""
+    is_of_library = is_library_tag(run_question.preset.target) and not stack_text
+    has_default_format = run_question.settings.quantize is None and run_question.settings.dtype is None
+    return LIBRARY_ENGINE if is_of_library and has_default_format else None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

@@ -189,11 +189,11 @@ class UsualEngine:
 
         layout_request: `devices` accelerators, in replicas of `pp` each or of any number.
         """
-        devices, layer_count = layout_request.devices, _layer_count(run_memory)
+        devices, layers = layout_request.devices, layer_count(run_memory)
         assert devices is not None
         layouts = [
-            _split_layout(layer_count, split_devices, devices // split_devices)
-            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layer_count))
+            split_layout(layers, split_devices, devices // split_devices)
+            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layers))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
         replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
@@ -228,7 +228,7 @@ class UsualEngine:
 
         The fewest on which they fit tightly if they do not fit well on more; None if they fit on none.
         """
-        most_devices = min(MOST_SPLIT_DEVICES, _layer_count(run_memory))
+        most_devices = min(MOST_SPLIT_DEVICES, layer_count(run_memory))
         if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_laptop_gpu:
             most_devices = 1
         tight_option = None
@@ -268,13 +268,14 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
-def _layer_count(run_memory: Memory) -> int:
+def layer_count(run_memory: Memory) -> int:
+    """Returns the number of layers of all stacks of a run's model."""
     return sum(stack.num_hidden_layers for _, stack in run_memory.spec.stacks())
 
 
-def _split_layout(layer_count: int, split_devices: int, replicas: int) -> Layout:
+def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
     """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
-    stage_sizes = None if layer_count % split_devices == 0 else even_stage_sizes(layer_count, split_devices)
+    stage_sizes = None if layers % split_devices == 0 else even_stage_sizes(layers, split_devices)
     return LayoutRequest(
         devices=split_devices * replicas, tp=1, pp=split_devices, dp=replicas, pp_layout=stage_sizes
     ).layout()

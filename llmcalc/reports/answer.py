@@ -8,7 +8,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from ..characters import printable
-from ..errors import InputError
+from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..sources.preset import Preset
 
@@ -55,6 +55,21 @@ class Answer(ABC):
         return table_records(
             (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0], leaves_only
         )
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{self._advice_on(name)}")
+
+    def _advice_on(self, attribute_name: str) -> str:
+        """Returns the end of an error about an unknown attribute: the attribute to use; empty for a private name."""
+        if attribute_name.startswith("_"):
+            return ""
+        result = self.__dict__.get("result")
+        if hasattr(type(result), attribute_name) or attribute_name in getattr(result, "__dict__", ()):
+            return f"; expected .result.{attribute_name}"
+        own_names = [name for name in dir(self) if not name.startswith("_")]
+        return f".{suggest(attribute_name, own_names)} The keys of .document are those of --format json"
 
     def __repr__(self) -> str:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
-from .notes import device_phrase, plural, published_tag_notes, tag_format_notes
+from .notes import device_phrase, plural, published_tag_notes, tag_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -137,7 +137,11 @@ def fit_report(
     best_option = engine_options[0]
     devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
     users_text = f"{plural(users, 'user')} of {plural(best_option.memory.max_model_len, 'token')}"
-    notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
+    notes = [
+        *_host_layer_notes(engine_use, engine_options),
+        *_memory_notes(best_option.memory),
+        *_launch_notes(engine_use),
+    ]
     answer_text = (
         f"{users_text} on {devices_text}"
         if best_option.serves_all_users
@@ -235,7 +239,7 @@ def _format_remark(engine_use: EngineUse) -> str:
         return engine_use.memory.heading
     if scheme_name is None and not engine_use.engine.reads_library_tags:
         return "".join(published_tag_notes(preset, engine_use.engine.title))
-    return "".join(tag_format_notes(preset, scheme_name))
+    return "".join(tag_notes(preset, scheme_name))
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:
@@ -279,6 +283,19 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
     ranks = engine_memory.data_parallel_ranks
     ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
     return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
+
+
+def _host_layer_notes(engine_use: EngineUse, engine_options: Sequence[EngineOption]) -> list[str]:
+    """Returns a note on the memory of the host that placements on the named accelerator take for its layers."""
+    sizes_by_placement = [
+        f"{units.GIB.write(int(option.memory.host['ram_bytes']))} {units.GIB.name}"
+        + (f" with {flags_text}" if (flags_text := _flags_text(engine_use, option.flags)) else "")
+        for option in engine_options
+        if option.hardware.name == engine_options[0].hardware.name
+        and option.memory.host
+        and not option.memory.has_all_layers_on_devices
+    ]
+    return [f"memory of the host for its layers: {', '.join(sizes_by_placement)}"] if sizes_by_placement else []
 
 
 def _limit_notes(engine_use: EngineUse) -> list[str]:
@@ -485,8 +502,11 @@ def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: boo
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
     usual_flags, short_flags = (
-        " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))
-        or "—"
-        for has_short_spellings in (False, True)
+        _flags_text(engine_use, value_by_flag, has_short_spellings) or "—" for has_short_spellings in (False, True)
     )
     return DisplayedValue(usual_flags, short_flags)
+
+
+def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
+    """Returns flags with their values, as users type them."""
+    return " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))

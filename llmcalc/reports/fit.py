@@ -21,7 +21,7 @@ from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
-from .notes import device_phrase, plural, tag_format_notes, too_long_notes, warnings_of_notes
+from .notes import device_phrase, plural, tag_notes, too_long_notes, warnings_of_notes
 from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
 from .summary import model_data
@@ -81,7 +81,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     engine_note = engine_note if has_gguf_weights(run_memory) else ""
     notes = [
         *warnings,
-        *tag_format_notes(preset, run_memory.settings.quantize),
+        *tag_notes(preset, run_memory.settings.quantize),
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
@@ -379,7 +379,7 @@ class _FitReportContent(NamedTuple):
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
         first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        first_notes += tag_format_notes(preset, memory.settings.quantize)
+        first_notes += tag_notes(preset, memory.settings.quantize)
         notes = without_repetitions([*warnings, *first_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables

@@ -16,7 +16,7 @@ from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
 from ..workload.lora import OUTPUT_OF_SCAN
 from .memory_data import execution_data, uncounted_tensors_note
-from .notes import binary_unit_note, plural, relative_error_text, tag_format_notes
+from .notes import binary_unit_note, plural, relative_error_text, tag_notes
 
 STATUS = {
     "exact": "equal to the byte to torch",
@@ -220,7 +220,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
             "--allocator expandable reuses them"
         )
     notes[:0] = [
-        *tag_format_notes(preset, run_settings.quantize),
+        *tag_notes(preset, run_settings.quantize),
         gguf_note(run_memory, preset.target),
         concatenation_note(run_memory),
     ]

@@ -115,17 +115,17 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
     ]
 
 
-def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
-    """Returns a note if a tag of Ollama's library, which states no format, has its weights in the library's format.
+def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
+    """Returns notes on the format and the context that a tag of Ollama's library, which states neither, has by default.
 
     scheme_name: value of `--quantize`; None for the published weights.
     """
-    if scheme_name is None or not is_library_tag(preset.target):
+    if not is_library_tag(preset.target):
         return []
     from ..frameworks.engines.registry import engine
 
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
-    return [remark] if scheme_name == library_scheme else []
+    return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
 
 
 def unread_format_notes(preset: Preset) -> list[str]:

@@ -32,8 +32,10 @@ def hub_id_of(name_or_url: str) -> str:
     return url_match["id"] if revision in (None, "main") else f"{url_match['id']}@{revision}"
 
 
-LIBRARY_URL = r"^(?:https?://)?(?:www\.)?ollama\.com/library/(?=[^/]+$)"
-"""The beginning of the URL of a model's page in Ollama's library, before its tag."""
+LIBRARY_TAG_PREFIX = (
+    r"^(?:(?:https?://)?(?:www\.)?ollama\.com/library/(?=[^/]+$)|ollama +(?:run|pull) +|ollama(?:_chat)?/(?=[^/:]+:))"
+)
+"""What stands before a tag of Ollama's library: the URL of its page, Ollama's command, or the provider in LiteLLM."""
 
 HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 

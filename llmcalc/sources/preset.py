@@ -65,7 +65,7 @@ class Training(Record):
     note: str | None = None
 
 
-NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes")
+NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -84,6 +84,7 @@ class Preset(Record):
     asked: the TARGET as the user wrote it.
     changes: the overrides applied to the model, each `path=value`.
     notes: remarks for the user from the reader of the file.
+    run_notes: remarks for the user on what the TARGET implies for a run, such as the context of a tag of Ollama's.
     config: the Hugging Face config that the model was read from.
     named_checkpoint: hub id whose config cannot be read and whose name states this preset; empty for other models.
     dtype: number format of the published weights.
@@ -112,6 +113,7 @@ class Preset(Record):
     assumptions: tuple[str, ...] = ()
     omissions: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=8)
     notes: tuple[str, ...] = ()
+    run_notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
     named_checkpoint: str = ""
     model: ModelSpec

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
-from .names import LIBRARY_URL, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
+from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
     LONGEST_NAME,
@@ -69,7 +69,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
-    model_target = re.sub(LIBRARY_URL, "", model_target)
+    model_target = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
     hub_id = hub_id_of(model_target)
     if hub_id:
         return hub_id, ()
@@ -200,7 +200,7 @@ def read_checkpoint_of_target(path: Path) -> Checkpoint:
     except InputError as error:
         if path.suffix != ".gguf" or _path_test_result(path.exists):
             raise
-        raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(path.stem))}") from None
+        raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(PureWindowsPath(path).stem))}") from None
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -265,7 +265,16 @@ VARIANT = re.compile(
 """Words of a repository's name that say how a model was tuned or stored."""
 
 
+PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
+"""Words of a message about memory, of which no model's name has any."""
+
+
 def _unknown_target(model_target: str) -> str:
+    if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
+        return (
+            "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
+            "message or its log, which compares its sizes"
+        )
     target_names = [target_name.strip() for target_name in model_target.split(",")]
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
@@ -335,9 +344,9 @@ def _advice_on_name(hub_id: str) -> str:
     Near are the presets whose name is a part of the repository's, else those of its family: `Qwen3-Reranker-4B` has the
     letters of qwen3-reranker-0.6b before the first digit.
     """
-    checkpoint_advice = _advice_on_checkpoint(hub_id)
+    checkpoint_advice = _advice_on_checkpoint(hub_id) or _advice_on_checkpoint(hub_id.replace("@", "-GGUF:"))
     if checkpoint_advice:
-        return checkpoint_advice
+        return checkpoint_advice  # a format may stand behind @, as in LM Studio
     repository = hub_id.partition("/")[2].partition("@")[0]
     base_preset = _base_preset(repository)
     if base_preset is not None:

@@ -302,6 +302,11 @@ USAGE = {
     "memory llama3-8b llama3-70b": "'llama3-70b': llmcalc memory takes one model; llmcalc compare takes several",
     "budget one two": "'two': llmcalc budget takes no further argument",
     "plan llama3-8b": "missing option --hardware NAME, such as h100 (llmcalc plan --help explains)",
+    "cost llama3-8b": "such as h100 (llmcalc cost --help explains); for example: llmcalc cost llama3-8b --tokens 1T "
+    "--hardware h100 --devices 64, or llmcalc cost phi-4 --requests 1M --input 4k --output 1k --hardware l4",
+    "memory llama3-8b --max_new_tokens 512": "--max_new_tokens; expected --seq N, the tokens of prompt and answer",
+    "memory llama3-8b --n_ctx 4096": "No such option: --n_ctx; expected --seq",
+    "memory llama3-8b --n_gpu_layers 35": "--n_gpu_layers; a flag of an engine needs --engine, such as llama.cpp",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
     "params llama3": "Did you mean llama3-8b, llama3-70b, llama3.1-8b?",
     "models": "there is no command 'models'. Did you mean presets?",

@@ -209,6 +209,7 @@ def test_checkpoints_in_16_bits_of_models_in_8_bits(hub_id: str, preset: str) ->
     [
         ("Qwen3-8B-Q4_K_M.gguf", "by its name it is qwen3-8b --quantize q4_k_m: type these"),
         ("models/llama-2-7b.Q4_0.gguf", "by its name it is llama2-7b --quantize q4_0: type these"),
+        (r"C:\models\Qwen3-8B-Q4_K_M.gguf", "by its name it is qwen3-8b --quantize q4_k_m: type these"),
         ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "a mix near it: qwen3-30b-a3b --quantize q4_k_m"),
         ("chat.gguf", "expected a checkpoint that can be read$"),
     ],

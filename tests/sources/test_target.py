@@ -49,6 +49,9 @@ class TestAddress:
             "https://ollama.com/library/qwen3:8b",
             "ollama.com/library/qwen3:8b",
             "https://www.ollama.com/library/qwen3:8b",
+            "ollama run qwen3:8b",
+            "ollama/qwen3:8b",
+            "ollama_chat/qwen3:8b",
         ):
             preset = load(url)
             assert (preset.name, preset.target) == ("qwen3-8b", "qwen3:8b")

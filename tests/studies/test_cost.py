@@ -175,8 +175,17 @@ def test_tokens_in_place_of_sequences_are_remarked(run: Any) -> None:
     assert "counts sequences" not in run(*words, "2048", "--notes").out
 
 
+def test_few_requests_are_not_a_share_of_a_full_server(run: Any) -> None:
+    """A request alone has its prompt's time and one of each further token, not a share of many requests at once."""
+    document = cost(run, *REQUESTS[:2], "1", *REQUESTS[3:])
+    server = document["server"]
+    seconds = server["ttft"]["estimate"] + 255 * server["tpot"]["estimate"]
+    assert server["concurrency"] == 1
+    assert document["cost"]["days"]["estimate"] * 86_400 == pytest.approx(seconds, rel=0.01)
+
+
 REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
-    "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T to train"),
+    "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T --devices 64 to train"),
     "both": (("--tokens", "1B", "--requests", "1M"), "both are given; expected one of the two"),
     "no devices": (("--tokens", "1B"), "--devices: missing; expected the number of accelerators"),
     "no prompt": (("--requests", "1M", "--output", "9"), "--input: missing; expected the tokens of a request's prompt"),

@@ -127,7 +127,7 @@ def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
 def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
     """README.md of Ollama, "Model library": Llama 3.3 70B has 43 GB, so a tag with a size alone is not in 16 bits."""
     remark = "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"
-    tag, typed = fit("qwen3:8b --hardware 12GiB"), fit("qwen3-8b --hardware 12GiB --quantize q4_k_m")
+    tag, typed = (fit(f"{words} --hardware 12GiB --seq 32k") for words in ("qwen3:8b", "qwen3-8b --quantize q4_k_m"))
     assert (tag["verdict"], tag["device_bytes"]) == (typed["verdict"], typed["device_bytes"])
     assert (tag["verdict"], tag["engine"], tag["notes"][0]) == ("fits", "llama.cpp", remark)
     for words in (("memory",), ("time", "--hardware", "rtx-3060")):
@@ -139,9 +139,47 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
         assert of_tag.get("seconds") == of_scheme.get("seconds")
     assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
     assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
-    assert fit("gpt-oss:20b --hardware 24GiB")["notes"] == fit("gpt-oss-20b --hardware 24GiB")["notes"]
+    gpt_oss = [fit(f"{name} --hardware 24GiB --seq 32k")["notes"] for name in ("gpt-oss:20b", "gpt-oss-20b")]
+    assert gpt_oss[0] == gpt_oss[1]
     training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
+
+
+def test_a_tag_has_the_context_of_ollama_by_default() -> None:
+    """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144, up to the model's."""
+
+    def asked_tokens(words: str) -> int:
+        workload = json.loads(command(*words.split(), "--format", "json").out)["workload"]
+        return workload["context"] if words.startswith("time") else workload["seq"]
+
+    for words, tokens in (
+        ("fit qwen3:8b --hardware rtx-4060", 4_096),  # with --engine ollama too
+        ("memory qwen3:8b --hardware rtx-4060", 4_096),
+        ("time qwen3:8b --hardware rtx-4060", 4_095),  # and the token that is decoded
+        ("fit qwen3:8b --hardware rtx-3090", 32_768),
+        ("fit llama3.1:8b --hardware a100-80gb", 131_072),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 131_072),
+        ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
+        ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
+        ("fit qwen3-8b --hardware rtx-4060", 32_768),
+        ("memory qwen3:8b", 32_768),
+    ):
+        assert asked_tokens(words) == tokens, words
+    note = "Ollama has a context of 4,096 tokens here by default; --seq for another"
+    assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
+    assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
+
+
+def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside_them() -> None:
+    """`time` with as many stages has the same seconds; a 70B model in bf16 does not fit in a desktop's memory."""
+    on_gpus = fit("llama3.1-70b --hardware rtx-3090 --devices 3 --quantize q4_k_m --seq 32768 --engine llama.cpp")
+    assert (on_gpus["options"][0]["devices"], on_gpus["options"][0]["flags"]["--n-gpu-layers"]) == (3, "all")
+    words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --pp 3"
+    timed = json.loads(command(*words.split(), "--format", "json").out)
+    assert on_gpus["options"][0]["tpot"] == timed["seconds"]
+    on_host = fit("llama3.1-70b --hardware rtx-3090 --engine llama.cpp")
+    assert on_host["options"][0]["tpot"] is None
+    assert on_host["notes"][0] == "memory of the host for its layers: 150.77 GiB with -ngl 10"
 
 
 def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they_do_not() -> None:

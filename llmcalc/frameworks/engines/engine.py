@@ -86,6 +86,7 @@ class EngineMemory:
     heading: a remark that stands below the heading of a screen; default none.
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     state_requests: requests of a rank for which there are slots of recurrent states; None for no such slots.
+    has_all_layers_on_devices: whether an engine that may place layers on the host has none there; default false.
     divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
         together; false where each rank runs as many.
     """
@@ -108,6 +109,7 @@ class EngineMemory:
     most_sequences: int = 0
     state_requests: int | None = None
     divides_request_limit: bool = False
+    has_all_layers_on_devices: bool = False
 
     @property
     def data_parallel_ranks(self) -> int:
@@ -179,6 +181,8 @@ class Engine:
         remark on it; None (default) for the published weights.
     reads_library_tags: whether it loads the GGUF files of Ollama's library, so that a tag names its weights; default
         false.
+    default_context: (preset, hardware, devices) → tokens of a sequence by default on so many accelerators; None for an
+        engine whose default does not follow from their memory alone.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -211,6 +215,7 @@ class Engine:
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
     reads_library_tags: bool = False
+    default_context: LazyFunction | None = None
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
 from .engine_memory import engine_memory
-from .layer_fit import fit_server
+from .layer_fit import fit_server, host_layers
 from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
@@ -26,12 +27,13 @@ def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server after --fit."""
     fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
+    fitted_memory = replace(fitted_memory, has_all_layers_on_devices=not host_layers(fitted_server))
     if not fitted_server.notes:
         return fitted_memory
     assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed_flags}
     if "--ctx-size" in assumed_flags:
         assumed_flags["--ctx-size"] = fitted_server.server.context_tokens
-    return EngineMemory(**{**fitted_memory.__dict__, "assumed_flags": assumed_flags})
+    return replace(fitted_memory, assumed_flags=assumed_flags)
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:
@@ -150,8 +152,8 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, server memory) of each placement, fewest devices first.
 
-    Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
-    the user's flags fix is the only one. A Mac has one GPU.
+    The numbers of devices are 1, 2, 4, … and `most_devices`. Of as many devices: everything on GPUs, a smaller cache,
+    experts on the host, layers on the host. A placement that the user's flags fix is the only one. A Mac has one GPU.
     """
     fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
     has_chosen_placement = server.has_stated_gpu_layers or any(
@@ -167,7 +169,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
             yield from _placements(server_on_devices, split_flags)
         if fixed_flags or not server.devices or server.hardware.vendor == ONE_GPU_VENDOR:
             return
-        device_count *= 2
+        device_count = 2 * device_count if device_count == most_devices else min(2 * device_count, most_devices)
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

@@ -19,12 +19,13 @@ def ggml_engine(
     engine_functions: tuple[str, str] = (__package__, "changes"),
     usual_scheme: tuple[str, str] | None = None,
     devices_example: str = "--devices 2",
+    default_context: LazyFunction | None = None,
 ) -> Engine:
     """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
-    usual_scheme: as of `Engine`.
+    usual_scheme, default_context: as of `Engine`.
     devices_example: how a user types that the layers are divided over two devices; in errors.
     """
     functions_folder, functions_file = engine_functions
@@ -49,4 +50,5 @@ def ggml_engine(
         stacks_by_version=(((0,), "llamacpp"),),
         usual_scheme=usual_scheme,
         reads_library_tags=True,
+        default_context=default_context,
     )

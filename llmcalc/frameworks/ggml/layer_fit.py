@@ -30,6 +30,14 @@ class FittedServer(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def host_layers(fitted_server: FittedServer) -> int:
+    """Returns the number of layers with tensors on the host, counting the output as a layer."""
+    server, tensor_placement = fitted_server.server, fitted_server.placement
+    layer_count = len(server.model.layers)
+    host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
+    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
+
+
 @dataclass(frozen=True)
 class _GpuLayers:
     """The layers of one GPU.

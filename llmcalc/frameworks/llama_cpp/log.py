@@ -48,6 +48,10 @@ PATTERNS = (
     pattern("out of memory", r"(?P<stop>out of memory)"),
     pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
     pattern("allocating ", rf"allocating (?P<requested>{AMOUNT}) on device"),
+    pattern(
+        "model requires more system memory",
+        rf"(?P<stop>more system memory) \((?P<requested>{AMOUNT})\) than is available(?: \((?P<free>{AMOUNT})\))?",
+    ),
     pattern(" buffer of size ", r"size (?P<requested_bytes>[0-9]{4,18})\b"),
     # Ollama
     pattern("memory.weights.total=", rf'="(?P<model_buffer>{AMOUNT})'),
@@ -63,6 +67,7 @@ PATTERNS = (
     pattern("clip_model_loader: model size:", rf"size: +(?P<encoder>{AMOUNT})"),
     pattern("CLIP using ", r"using (?P<encoder_device>[A-Za-z][A-Za-z0-9_]{0,30}) backend"),
     pattern("ollama", r"(?P<ollama>ollama)"),
+    pattern("model requires more system memory", r"(?P<ollama>model)"),
 )
 
 FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
@@ -77,6 +82,9 @@ FAILURES = {
     "model_buffer": ("error loading model: unable to allocate", "unable to allocate backend buffer"),
 }
 """Name of a buffer → parts of the messages of a program that found no room for it."""
+
+STOP_HINTS = ("out of memory", "failed to allocate", "requires more system memory")
+"""Parts of the line with which a program stops."""
 
 BUFFER_FLAGS = {"compute_buffer": "--ubatch-size", "model_buffer": "--n-gpu-layers"}
 OLLAMA_OPTIONS = {"compute_buffer": "num_batch", "model_buffer": "num_gpu"}
@@ -126,6 +134,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if is_out_of_memory and requested_bytes:
         is_ollama = "ollama" in log_values
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
+        if log_values.last_size("free"):
+            memory_terms = (*memory_terms, LogTerm("free", log_values.last_size("free") or 0))
     if not memory_terms:
         return None
     failed_buffer = ""
@@ -147,7 +157,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes=next(iter(_device_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
-        message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
+        message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
         note=PLAN_NOTE if is_plan and memory_terms else "",
         wrong_term=failed_buffer,
         suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(

@@ -49,11 +49,26 @@ class LogText:
         return [self.text[line_start:line_end] for line_start, line_end in sorted(line_offsets)]
 
 
+FEWEST_WORDS = 4
+"""Words from which on a text that names no file is a pasted message."""
+
+
+def is_pasted_message(text: str) -> bool:
+    """Whether a text in the place of a file's name is a message that a program printed."""
+    try:
+        has_words = len(text[:LONGEST_LINE].split()) >= FEWEST_WORDS
+        return has_words and not (text.endswith((".log", ".txt")) or Path(text).exists())
+    except (OSError, ValueError):  # too long for a path, or with a null byte
+        return True
+
+
 def read_log_text(log_file: str) -> LogText:
-    """Returns the text of a log. log_file: the log's path, or `-` for standard input.
+    """Returns the text of a log. log_file: the log's path, `-` for standard input, or a message with its words.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
+    if is_pasted_message(log_file):
+        return LogText(log_file[:LARGEST_LOG])
     log_bytes = _standard_input() if log_file == "-" else read_bytes(Path(log_file), LARGEST_LOG, "a log", True)
     decoded_text = decode_text(log_bytes, "replace")
     if not decoded_text.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..framework import LazyFunction
 from ..ggml.engine import ggml_engine
 
 LIBRARY_SCHEME = "q4_k_m"
@@ -26,4 +27,5 @@ ENGINE = ggml_engine(
     engine_functions=(__package__, "server"),
     usual_scheme=(LIBRARY_SCHEME, LIBRARY_HEADING),
     devices_example="CUDA_VISIBLE_DEVICES=0,1",
+    default_context=LazyFunction(__package__, "server:default_context"),
 )

@@ -32,7 +32,7 @@ from ..ggml.architectures import check_architecture, converted_class
 from ..ggml.encoder import has_encoder
 from ..ggml.engine_memory import NoteTexts, engine_memory
 from ..ggml.gguf_model import GgufModel
-from ..ggml.layer_fit import FittedServer, fit_server, largest_number
+from ..ggml.layer_fit import FittedServer, fit_server, host_layers, largest_number
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlEngineRecord
@@ -315,12 +315,14 @@ class OllamaServer:
         }
 
 
-def host_layers(fitted_server: FittedServer) -> int:
-    """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, tensor_placement = fitted_server.server, fitted_server.placement
-    layer_count = len(server.model.layers)
-    host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
-    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
+def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
+    """Returns the tokens of a sequence for which the newest version has a cache on so many GPUs, without `num_ctx`.
+
+    Raises `InputError` for a model that Ollama does not run.
+    """
+    visible_devices = ",".join(map(str, range(devices)))
+    version = read_record().version_of("")
+    return OllamaServer(preset, hardware, version, {"CUDA_VISIBLE_DEVICES": visible_devices}).num_ctx
 
 
 def memory(server: OllamaServer) -> EngineMemory:
@@ -350,6 +352,7 @@ def memory(server: OllamaServer) -> EngineMemory:
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,
+        has_all_layers_on_devices=not host_layer_count,
         assumed_flags=assumed_options,
         notes=tuple(answer_notes),
         heading=error_heading,
@@ -388,8 +391,11 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs; a memory `starts` if the whole model fits on them."""
-    gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
+    """Yields (options, Ollama's memory) for 1, 2, 4, 8 and `most_devices` GPUs, of which 8 are the most.
+
+    A memory `starts` if the whole model fits on them.
+    """
+    gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else sorted({1, 2, 4, 8, min(most_devices, 8)})
     for gpu_count in gpu_counts:
         if gpu_count > most_devices:
             return

@@ -273,6 +273,20 @@ def test_the_model_may_be_typed(tmp_path: Path) -> None:
     assert sizes(functions.explain_log(file, "llama3.1-8b").document, "computed")["weights"]
 
 
+def test_a_pasted_message_is_a_log(run: Any) -> None:
+    """Ollama's line stands in ollama/ollama#10920; llama.cpp's has no size (ggml-org/llama.cpp#7366)."""
+    ollama = "Error: model requires more system memory (164.8 GiB) than is available (13.4 GiB)"
+    document = run("explain-log", ollama, "--format", "json").document
+    gib = {term["name"]: round(term["log"] / 2**30, 1) for term in document["terms"]}
+    assert (gib, document["kind"], document["flag"]) == ({"requested": 164.8, "free": 13.4}, "oom", "num_ctx")
+    vllm = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+    assert run("explain-log", vllm, "--format", "json").document["flag"] == "--gpu-memory-utilization"
+    without_size = run("explain-log", "error loading model: unable to allocate CUDA0 buffer").error
+    assert "the message: states no size of memory; expected the lines before it too" in without_size
+    assert "no such file" in run("explain-log", "my old server log.txt").error.lower()
+    assert "a message that a program printed; expected a model's name, or llmcalc explain-log" in run("fit", vllm).error
+
+
 def test_the_command(run: Any) -> None:
     code, out, _ = run("explain-log", str(LOGS / "vllm_v1.log"))
     assert code == 0
