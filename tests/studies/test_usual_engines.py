@@ -96,7 +96,7 @@ def test_the_fewest_accelerators_for_a_gguf_file_are_the_same_in_each_answer() -
 
 @pytest.mark.parametrize("words", ["--quantize q4_k_m --seq 8k", "--quantize q4_k_m --seq 24k"])
 def test_time_divides_a_gguf_file_as_fit_does(words: str) -> None:
-    """llama.cpp divides layers; `time` divided each matrix, 1.8 times as fast, and had no word where it does not fit."""
+    """llama.cpp divides layers; `time` divided each matrix, 1.8 times as fast, and was silent where it does not fit."""
     run = f"llama3.1-70b --hardware rtx-3090 --devices 2 {words}"
     answer, timed = fit(run), command("time", *run.split(), "--format", "json").document
     assert (timed["layout"], timed["fits"]) == (answer["layout"], answer["verdict"] != "no")
