@@ -213,11 +213,11 @@ class UsualEngine:
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
         """Returns the replicas of `fit_replicas`, most replicas first; none if bytes of one are unknown."""
-        devices, layer_count = layout_request.devices, _layer_count(run_memory)
+        devices, layers = layout_request.devices, layer_count(run_memory)
         assert devices is not None
         layouts = [
-            _split_layout(layer_count, split_devices, devices // split_devices)
-            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layer_count))
+            split_layout(layers, split_devices, devices // split_devices)
+            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layers))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
         replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
@@ -229,7 +229,7 @@ class UsualEngine:
         The fewest on which they fit tightly if they do not fit well on more; where they fit on none, the number that
         needs least of each. None if bytes are unknown, and for computers where one does not suffice.
         """
-        most_devices = min(MOST_SPLIT_DEVICES, _layer_count(run_memory))
+        most_devices = min(MOST_SPLIT_DEVICES, layer_count(run_memory))
         if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_laptop_gpu:
             most_devices = 1
         options: list[HardwareOption] = []
@@ -271,7 +271,7 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
-def _layer_count(run_memory: Memory) -> int:
+def layer_count(run_memory: Memory) -> int:
     return sum(stack.num_hidden_layers for _, stack in run_memory.spec.stacks())
 
 
@@ -283,12 +283,12 @@ def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
 
 def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
     """Returns the layout with as many replicas, of which each divides its layers among its accelerators."""
-    return _split_layout(_layer_count(run_memory), min(layout.replica_devices, _layer_count(run_memory)), layout.dp)
+    return split_layout(layer_count(run_memory), min(layout.replica_devices, layer_count(run_memory)), layout.dp)
 
 
-def _split_layout(layer_count: int, split_devices: int, replicas: int) -> Layout:
+def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
     """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
-    stage_sizes = None if layer_count % split_devices == 0 else even_stage_sizes(layer_count, split_devices)
+    stage_sizes = None if layers % split_devices == 0 else even_stage_sizes(layers, split_devices)
     return LayoutRequest(
         devices=split_devices * replicas, tp=1, pp=split_devices, dp=replicas, pp_layout=stage_sizes
     ).layout()
