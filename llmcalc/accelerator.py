@@ -107,6 +107,8 @@ class Hardware(Record):
     context_bytes: bytes that a process uses outside torch's allocator, as measured on this accelerator. None to take
         them by compute capability and compute units.
     memory_bandwidth: bytes/s.
+    unified_memory: whether the processor has no memory of its own, as in Macs and Jetsons, so that layers which do not
+        fit cannot run on it.
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
     compute_units: SMs, CUs or cores.
@@ -131,6 +133,7 @@ class Hardware(Record):
     usable_memory_bytes: Amount | None = None
     context_bytes: Amount | None = None
     memory_bandwidth: Amount | None = None
+    unified_memory: bool = False
     interconnect: Interconnect | None = None
     nic: Nic | None = None
     compute_units: ComputeUnits | None = None

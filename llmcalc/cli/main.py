@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -272,14 +271,19 @@ def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
 
 def _accepted_in_place_of(extra_words: str, context: Any) -> str:
     """Returns what a command takes in place of words beyond its arguments, for an error message."""
-    from ..sources.hardware import find_hardware
+    from ..sources.hardware import UnknownAccelerator, find_hardware
 
     extra_word = extra_words.split(maxsplit=1)[0]
     if extra_word.lower() in ("gb", "gib"):
         return "a size and its unit as one word, such as 24GiB"
     if "--hardware" in _option_names(context.command) and not extra_word.endswith(".toml"):
-        with suppress(InputError):
+        try:
             return f"one accelerator as --hardware {find_hardware(extra_words).name}"
+        except UnknownAccelerator:
+            pass
+        except InputError as error:
+            if not extra_words.isdigit():
+                return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
 

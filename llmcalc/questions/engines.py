@@ -409,7 +409,7 @@ def _fewest_devices(
     users: int,
     devices: int | None,
 ) -> list[EngineOption]:
-    """Returns the layout with the fewest devices that holds all users, else the largest layout; None if impossible.
+    """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users; the first of
     them leaves nothing on the host. If the number of devices is stated, all may be used so that nothing is there.

@@ -559,10 +559,40 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_memory = with_format_of_stack(run_memory, settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
-        layout = serving_layout(run_memory, hardware, layout_request)
+        if settings.supporting_stack("decode").splits_to_host:
+            layout, engine_bytes = _llama_cpp_layout(run_question.preset, run_memory, hardware, layout_request)
+        else:
+            layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
-        return replace(timed_run, engine_notes=(*scheme_notes, *context_notes, *engine_notes))
+        return replace(
+            timed_run,
+            engine_notes=(*scheme_notes, *context_notes, *engine_notes),
+            resident_bytes=engine_bytes or timed_run.resident_bytes,
+            includes_buffers=engine_bytes is not None,
+        )
+
+
+def _llama_cpp_layout(
+    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+) -> tuple[Layout, int | None]:
+    """Returns the layout in which llama.cpp divides a model, and the bytes of a device; None if those are unknown.
+
+    It divides layers where only a number of accelerators is stated, as `fit` has it (--split-mode of
+    tools/server/README.md, whose default is `layer`).
+    """
+    from ..studies.fit_options import WHOLE_COMPUTERS
+    from .usual_engines import divided_by_layers, gguf_replica
+
+    device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
+    replica = gguf_replica(preset, run_memory.with_changes(phase="inference"), hardware, device_request)
+    if replica is not None:
+        return replica.layout, replica.fit.needed_bytes
+    layout = serving_layout(run_memory, hardware, layout_request)
+    is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout.world_size > 1
+    if layout_request.is_undivided and not is_several_computers:
+        layout = divided_by_layers(run_memory, layout)
+    return layout, None
 
 
 def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -29,12 +29,9 @@ from ..studies.fit import (
     largest_fitting_number,
     single_setting_changes,
 )
-from ..studies.fit_options import WHOLE_COMPUTERS, HardwareOption
+from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
-
-MOST_SPLIT_DEVICES = 16
-"""Largest number of accelerators among which an engine divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -189,29 +186,20 @@ class UsualEngine:
 
         layout_request: `devices` accelerators, in replicas of `pp` each or of any number.
         """
-        devices, layers = layout_request.devices, layer_count(run_memory)
-        assert devices is not None
-        layouts = [
-            split_layout(layers, split_devices, devices // split_devices)
-            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layers))
-            if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
-        ]
-        replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
-        if not layouts or len(replicas) < len(layouts):
+        replicas = self.tried_replicas(run_memory, layout_request)
+        if not replicas:
             return None
-        fitting_replicas = [replica for replica in replicas if replica.fit.verdict != "no"]
-        best_replica = (
-            fitting_replicas[0] if fitting_replicas else min(replicas, key=lambda replica: replica.fit.needed_bytes)
-        )
+        best_replica = best_of_replicas(replicas)
         best_engine = replace(self, devices=best_replica.layout.pp)
         largest_run = best_engine.fit_with_engine_buffers(run_memory)
         if largest_run is None:
             return None
         fewest_layout: Layout | None = best_replica.layout
-        if not fitting_replicas:
+        if best_replica.fit.verdict == "no":
             larger_option = self.fewest_devices(run_memory, best_replica.layout.pp + 1)
-            fewest_layout = None if larger_option is None else larger_option.layout
-            if larger_option is not None:
+            fewest_layout = None
+            if larger_option is not None and larger_option.fit.verdict != "no":
+                fewest_layout = larger_option.layout
                 device_change = SettingChange(larger_option.command_options, larger_option.fit)
                 largest_run = replace(largest_run, changes=(device_change, *largest_run.changes))
         return ServingFitAnswer(
@@ -223,15 +211,28 @@ class UsualEngine:
             largest_run,
         )
 
+    def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
+        """Returns the replicas of `fit_replicas`, most replicas first; none if bytes of one are unknown."""
+        devices, layers = layout_request.devices, layer_count(run_memory)
+        assert devices is not None
+        layouts = [
+            split_layout(layers, split_devices, devices // split_devices)
+            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layers))
+            if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
+        ]
+        replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
+        return replicas if len(replicas) == len(layouts) else []
+
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
 
-        The fewest on which they fit tightly if they do not fit well on more; None if they fit on none.
+        The fewest on which they fit tightly if they do not fit well on more; where they fit on none, the number that
+        needs least of each. None if bytes are unknown, and for computers where one does not suffice.
         """
         most_devices = min(MOST_SPLIT_DEVICES, layer_count(run_memory))
         if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_laptop_gpu:
             most_devices = 1
-        tight_option = None
+        options: list[HardwareOption] = []
         for devices in range(least_devices, most_devices + 1):
             needed_bytes = replace(self, devices=devices).device_bytes(int(run_memory.states.workload.batch))
             if needed_bytes is None:
@@ -241,8 +242,10 @@ class UsualEngine:
             option = HardwareOption(devices, layout, memory_fit)
             if memory_fit.verdict == "fits":
                 return option
-            tight_option = tight_option or (option if memory_fit.verdict == "tight" else None)
-        return tight_option
+            options.append(option)
+        options.sort(key=lambda option: (option.fit.verdict == "no", option.fit.verdict == "no" and option.fit.share))
+        is_several_computers = self.hardware.vendor in WHOLE_COMPUTERS and options and options[0].fit.verdict == "no"
+        return None if is_several_computers else next(iter(options), None)
 
     def _replica(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
         """Returns a layout with the device that needs most, and the time of a token; None if bytes are unknown."""
@@ -273,6 +276,17 @@ def layer_count(run_memory: Memory) -> int:
     return sum(stack.num_hidden_layers for _, stack in run_memory.spec.stacks())
 
 
+def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
+    """Returns the first replica that fits; if none fits, the one that requires least."""
+    fitting_replicas = (replica for replica in replicas if replica.fit.verdict != "no")
+    return next(fitting_replicas, None) or min(replicas, key=lambda replica: replica.fit.needed_bytes)
+
+
+def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
+    """Returns the layout with as many replicas, of which each divides its layers among its accelerators."""
+    return split_layout(layer_count(run_memory), min(layout.replica_devices, layer_count(run_memory)), layout.dp)
+
+
 def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
     """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
     stage_sizes = None if layers % split_devices == 0 else even_stage_sizes(layers, split_devices)
@@ -289,11 +303,28 @@ def gguf_replicas(
     None for other weights, for options that divide more than layers, and where the engine does not run or its buffers
     are not known.
     """
-    divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
-    if not has_gguf_weights(run_memory) or not divides_layers or hardware.vendor in WHOLE_COMPUTERS:
-        return None
-    engine = UsualEngine.of_run(preset, run_memory, hardware)
+    engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
     return None if engine is None else engine.fit_replicas(run_memory, layout_request)
+
+
+def gguf_replica(
+    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+) -> ReplicaFit | None:
+    """Returns the best replica of `gguf_replicas`; None as that."""
+    engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
+    replicas = [] if engine is None else engine.tried_replicas(run_memory, layout_request)
+    return best_of_replicas(replicas) if replicas else None
+
+
+def _engine_that_divides_layers(
+    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+) -> UsualEngine | None:
+    """Returns the engine of a GGUF file's weights whose layers alone are divided; None as of `gguf_replicas`."""
+    divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
+    is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
+    if not has_gguf_weights(run_memory) or not divides_layers or is_several_computers:
+        return None
+    return UsualEngine.of_run(preset, run_memory, hardware)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
@@ -309,7 +340,7 @@ def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFi
 def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run of a GGUF file's weights fits, by the buffers of llama.cpp.
 
-    None as of `gguf_fit`, and where it fits on none.
+    Where it fits on none, the number that needs least. None as of `gguf_fit`, and for several whole computers.
     """
     engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
     return None if engine is None else engine.fewest_devices(run_memory)

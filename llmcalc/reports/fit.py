@@ -14,7 +14,7 @@ from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights
 from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
-from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
+from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption
 from ..studies.fit_serving import ServingFitAnswer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
@@ -77,7 +77,10 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         for option in hardware_options
     ]
     replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
-    engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
+    engine_note = (
+        f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
+        "several of Apple, and where llama.cpp does not run, by torch's kernels"
+    )
     engine_note = engine_note if has_gguf_weights(run_memory) else ""
     notes = [
         *warnings,
@@ -145,7 +148,11 @@ def report(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
-        [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
+        [
+            *(() if fit_answer.decoding else engine_notes),
+            *_split_notes(fit_answer, options),
+            *_search_notes(fit_answer),
+        ],
     )
     json_document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
@@ -276,11 +283,20 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ]
     engine_title = largest_run_fit.engine_title
     buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
+    if has_gguf_weights(memory) and not engine_title:
+        buffers_text += ", not llama.cpp's buffers, which are known where layers alone are divided (--pp, --dp)"
     notes = [
         f"{buffers_text}; the layout with most replicas that fits, or the one that requires least",
         *_host_layer_notes(largest_run_fit, accelerator_fit),
         "each maximum changes one number of the run, with this layout",
     ]
+    fewest_devices = serving_answer.fewest_devices
+    if accelerator_fit.verdict == "no" and fewest_devices is not None and fewest_devices < devices:
+        notes.insert(
+            0,
+            f"replicas of equal size divide the devices, and none of the sizes that divide {devices} fits; one of "
+            f"{plural(fewest_devices, 'device')} does",
+        )
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
     has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
@@ -423,9 +439,22 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
+def _split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
+    """Returns the note that the engine fits on no number of accelerators among which it divides layers."""
+    hardware = fit_answer.fit.hardware
+    is_one_computer = hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu
+    if not fit_answer.engine_title or is_one_computer or any(option.fit.verdict != "no" for option in options):
+        return []
+    return [f"{fit_answer.engine_title} divides layers among up to {MOST_SPLIT_DEVICES}, on none of which they fit"]
+
+
 def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list[str]:
-    """Returns the note that an engine starts with layers on the host where they do not fit on the accelerators."""
-    if not fit_answer.engine_title or accelerator_fit.verdict != "no":
+    """Returns the note that an engine starts with layers on the host where they do not fit on the accelerators.
+
+    Without such a note for accelerators whose memory is the host's.
+    """
+    is_fitting = accelerator_fit.verdict != "no"
+    if not fit_answer.engine_title or is_fitting or accelerator_fit.hardware.unified_memory:
         return []
     title = fit_answer.engine_title
     return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]

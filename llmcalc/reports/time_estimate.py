@@ -10,7 +10,7 @@ from .. import units
 from ..accelerator import Hardware
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
-from ..studies.timed_run import BOUNDS, TimedNode, TimedRun
+from ..studies.timed_run import BOUNDS, HOST_BANDWIDTH, TimedNode, TimedRun
 from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.stack import find_stack
 from ..timing.time_estimator import QUANTIZED
@@ -270,7 +270,7 @@ def report(
     timed_nodes = timed_run.nodes(by_node or 2)
     notes = [
         *warnings,
-        *([] if timed_run.fits else [_size_note(timed_run)]),
+        *([] if timed_run.fits else [_size_note(timed_run, measured_run is not None)]),
         test_errors_text(timed_run.time_range, timed_run.stack.title),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
@@ -307,11 +307,11 @@ def report(
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Writes the time of a pass. Of a run that does not fit and was not measured, that is the least with some layers on
     the host where its software leaves them there, else the time on a device with more memory."""
-    subject = SUBJECTS[timed_run.phase]
+    subject, seconds_with_host = SUBJECTS[timed_run.phase], timed_run.seconds_with_host
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
-    if timed_run.stack.splits_to_host and timed_run.phase == "decode":
-        return f"{subject} takes {duration_text(_seconds_with_host(timed_run))} or more, with layers on the host"
+    if seconds_with_host is not None:
+        return f"{subject} takes {duration_text(seconds_with_host)} or more, with layers on the host"
     return f"it does not fit; with enough memory {subject} takes {range_text(timed_run.time_range)}"
 
 
@@ -398,38 +398,27 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
     )
 
 
-HOST_BANDWIDTH = 100_000_000_000
-"""Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
-
-
-def _seconds_with_host(timed_run: TimedRun) -> float:
-    """Returns the seconds per token of a model with some layers on the host, whose memory reads their weights."""
-    share_on_host = 1 - timed_run.hardware.capacity_bytes / timed_run.resident_bytes
-    device = timed_run.device
-    read_bytes = sum(
-        run_count * operation.memory * min(device.memory_rate, device.vector_rate)
-        for run_count, operation in timed_run.operations
-        if operation.kind in ("product", "experts")
-    )
-    return (1 - share_on_host) * float(timed_run.time_range.estimate) + share_on_host * float(
-        read_bytes
-    ) / HOST_BANDWIDTH
-
-
-def _size_note(timed_run: TimedRun) -> str:
+def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
-        size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
-        if timed_run.stack.splits_to_host:
+        contents_text = "weights, cache and buffers" if timed_run.includes_buffers else "weights and cache"
+        size_note = f"{contents_text} {sizes_text}: they do not fit; --devices N divides them"
+        if timed_run.leaves_layers_on_host:
             size_note = (
-                f"weights and cache {sizes_text}: layers that do not fit run on the host; the table has all layers on "
+                f"{contents_text} {sizes_text}: layers that do not fit run on the host; the table has all layers on "
                 "the accelerator"
             )
-            if timed_run.phase == "decode":
-                size_note += f", the first line a host that reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
+            host_text = f"a host that reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
+            if timed_run.seconds_with_host is None:
+                size_note += ", as has the first line: no time with the host is estimated"
+            elif is_measured:
+                size_note += f", as has the first line; with {host_text}: {duration_text(timed_run.seconds_with_host)}"
+                size_note += " or more"
+            else:
+                size_note += f", the first line {host_text}"
     elif timed_run.chosen_options:
         undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
@@ -447,7 +436,13 @@ def _size_note(timed_run: TimedRun) -> str:
 
 
 def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
-    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
+    conditions = ["the estimate"] if is_measured else []
+    if not timed_run.fits:
+        conditions.append(
+            "with all layers on the accelerator" if timed_run.leaves_layers_on_host else "with enough memory"
+        )
+    condition_text = f"{', '.join(conditions)}: " if conditions else ""
+    lines = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
@@ -455,7 +450,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     ]
     return [
         *lines,
-        *([_size_note(timed_run)] if timed_run.chosen_options else []),
+        *([_size_note(timed_run, is_measured)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",
@@ -490,6 +485,8 @@ def _time_data(
         "hardware": timed_run.hardware.name,
         "layout": timed_run.layout.data(),
         "seconds": timed_run.time_range.amount.as_data(),
+        "fits": timed_run.fits,
+        "seconds_with_host": timed_run.seconds_with_host,
         "class": timed_run.time_range.class_data(),
         "tokens_per_second": timed_run.tokens_per_second,
         "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,

@@ -87,6 +87,9 @@ Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and
 https://www.kaggle.com/docs/efficient-gpu-usage.
 """
 
+NOTEBOOK_TPUS = {"colab": "tpu-v5e", "kaggle": "tpu-v5e --devices 8"}
+"""The same services → the TPUs that they lend (https://github.com/jax-ml/jax-ai-stack/pull/242, of October 2025)."""
+
 SURROUNDING_WORDS = re.compile(
     r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
     re.I,
@@ -107,22 +110,26 @@ COUNT_WORDS = {
 """Words for a number of accelerators, before their name."""
 
 SEVERAL = (
-    re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+?)s?", re.I),
+    re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),
     re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,7})", re.I),
-    re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+?)s?", re.I),
-    re.compile(r"(?P<count>[0-9]{1,2})\s+(?P<name>(?!.*gi?b$).+?)s?", re.I),
+    re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+)", re.I),
+    re.compile(r"(?P<count>[0-9]{1,2})\s+(?P<name>.+)", re.I),
 )
-"""Forms of a number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`, `dual 3090`, `two 4090s`."""
+"""Forms of a number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`, `dual 3090`, `8 H100 80GB`."""
 
 
 LONGEST_NAME = 200
 """Largest number of letters of an accelerator's name. The patterns of names take time quadratic in the letters."""
 
 
+class UnknownAccelerator(InputError):
+    """Raised for a name that is no accelerator's, nor anything else that `--hardware` knows an answer to."""
+
+
 def _require_short_name(hardware_name: str) -> None:
     """Raises `InputError` for a name that is longer than any accelerator's."""
     if len(hardware_name) > LONGEST_NAME:
-        raise InputError(
+        raise UnknownAccelerator(
             f"no accelerator has a name of {len(hardware_name):,} letters; expected one such as h100, of at most "
             f"{LONGEST_NAME}"
         )
@@ -282,7 +289,16 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: a machine with {count} x {hardware.title}; expected {hardware.name}, and "
             f"--devices {count} a machine"
         )
-    service_name = typed_name.strip().lower().removeprefix("google ").partition(" ")[0]
+    if several := _count_and_accelerator(typed_name):
+        count, hardware = several
+        if count == 1:
+            return hardware
+        raise InputError(
+            f"--hardware: {typed_name}: it names one accelerator; expected --hardware {hardware.name} --devices {count}"
+        )
+    service_name, _, further_words = typed_name.strip().lower().removeprefix("google ").partition(" ")
+    if "tpu" in further_words and service_name in NOTEBOOK_TPUS:
+        raise InputError(f"--hardware: {typed_name}: names no TPU; expected --hardware {NOTEBOOK_TPUS[service_name]}")
     if lent_accelerators := NOTEBOOK_SERVICES.get(service_name):
         raise InputError(
             f"--hardware: {typed_name}: lends several accelerators; expected the one that nvidia-smi shows there, such "
@@ -298,11 +314,6 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     ):
         size = size_match[1].replace(",", ".")
         raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {size}GB or {size}GiB")
-    if several := _count_and_accelerator(typed_name):
-        count, hardware = several
-        raise InputError(
-            f"--hardware: {typed_name}: it names one accelerator; expected --hardware {hardware.name} --devices {count}"
-        )
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
     if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
@@ -318,7 +329,7 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
     suggestion = suggest(typed_name, list(hardware_names())) or suggest(normalized(typed_name), hardware_by_spelling)
-    raise InputError(
+    raise UnknownAccelerator(
         f"no accelerator called '{typed_name}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory "
         "size such as 24GiB, or a .toml file"
     )
@@ -329,10 +340,11 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
     for form in SEVERAL:
         if (match := form.fullmatch(typed_name.strip())) is None:
             continue
-        name, count_text = match["name"], match["count"].lower()
-        hardware = memory_only_hardware(name) or _preset_with_spelling(name) or _hardware_of_memory_size(name)
-        if hardware is not None:
-            return int(COUNT_WORDS.get(count_text, count_text)), hardware
+        count = int(COUNT_WORDS.get(match["count"].lower(), match["count"]))
+        for name in dict.fromkeys((match["name"], re.sub("s$", "", match["name"], flags=re.I))):  # an L40S, two 4090s
+            hardware = memory_only_hardware(name) or _preset_with_spelling(name) or _hardware_of_memory_size(name)
+            if hardware is not None and count > 0:
+                return count, hardware
     return None
 
 

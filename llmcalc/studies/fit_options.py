@@ -36,6 +36,9 @@ MOST_COMPUTERS = 4
 MOST_TRAINING_COMPUTERS = 1
 """The number of such computers that train: torch has no messages between them (NCCL), so no sharded training."""
 
+MOST_SPLIT_DEVICES = 16
+"""Largest number of accelerators among which llama.cpp divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
+
 RuntimeOf = Callable[[Hardware], CudaRuntime]
 """The CUDA runtime of a run on an accelerator."""
 

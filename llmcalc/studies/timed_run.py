@@ -37,6 +37,9 @@ BOUNDS: tuple[Bound, ...] = ("compute", "memory", "network", "wait")
 UTILIZATION = 0.45
 """Model FLOPs utilization that the rules 6ND and 8ND assume."""
 
+HOST_BANDWIDTH = 100_000_000_000
+"""Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
+
 SAMPLING = "sampling on the host"
 
 NOT_COUNTED = {
@@ -84,6 +87,7 @@ class TimedRun:
     host_wait_seconds: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
         optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
+    includes_buffers: whether `resident_bytes` in inference are an engine's, with its buffers; default false.
     chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
     is_planned: whether `step_plan` has the memory of the run's precision; default true.
     has_stated_micro_batches: whether layouts were not searched because the micro-batches are stated; default false.
@@ -110,6 +114,7 @@ class TimedRun:
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
     host_wait_seconds: float = 0.0
     resident_bytes: int = 0
+    includes_buffers: bool = False
     chosen_options: str = ""
     is_planned: bool = True
     has_stated_micro_batches: bool = False
@@ -133,6 +138,30 @@ class TimedRun:
     def fits(self) -> bool:
         """Whether what stays on a device is no larger than its memory, or the layout was chosen so that it fits."""
         return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
+
+    @property
+    def leaves_layers_on_host(self) -> bool:
+        """Whether the run does not fit, and its software runs layers on the host, which has memory of its own."""
+        return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
+
+    @property
+    def seconds_with_host(self) -> float | None:
+        """The least seconds of a token where layers that do not fit run on a host; None without such layers.
+
+        One host reads the weights of those layers of all ranks, at most at `HOST_BANDWIDTH` and no faster than a device
+        reads those of its own rank. The device's part is at the low end of the range.
+        """
+        if self.phase != "decode" or not self.leaves_layers_on_host:
+            return None
+        share_on_host = 1 - self.hardware.capacity_bytes / self.resident_bytes
+        read_seconds = sum(
+            run_count * float(operation.memory)
+            for run_count, operation in self.operations
+            if operation.kind in ("product", "experts")
+        )
+        read_bytes = read_seconds * float(min(self.device.memory_rate, self.device.vector_rate))
+        host_seconds = max(read_seconds, self.layout.tp * self.layout.dp * read_bytes / HOST_BANDWIDTH)
+        return (1 - share_on_host) * float(self.time_range.low) + share_on_host * host_seconds
 
     @property
     def seconds(self) -> float:

@@ -291,6 +291,9 @@ USAGE = {
     "memory llama3-8b --engine vllm --hardware h100 --context 8k": "no such flag. Did you mean --max-model-len?",
     "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag; expected --hardware",
     "fit llama3-8b 3090": "'3090': llmcalc fit takes one accelerator as --hardware rtx-3090",
+    "fit llama3-8b 2 3090": "'2 3090': llmcalc fit takes an accelerator as an option (2 3090: it names one "
+    "accelerator; expected --hardware rtx-3090 --devices 2)",
+    "fit llama3-8b 8": "'8': llmcalc fit takes no further argument",
     "fit llama3-8b --engine vllm --gpu h100": "--gpu: vLLM has no such flag; expected --hardware",
     "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",
     "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",

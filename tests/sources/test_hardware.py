@@ -305,16 +305,40 @@ def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
 @pytest.mark.parametrize(
     "asked",
     ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2", "4090 24GB x2", "4090x2",
-     "dual 4090", "Dual RTX-4090", "two 4090s", "a pair of RTX 4090s", "2 4090"],
+     "dual 4090", "Dual RTX-4090", "two 4090s", "a pair of RTX 4090s", "2 4090", "2 RTX 4090 24GB"],
 )  # fmt: skip
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
     with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
         find_hardware(asked)
 
 
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("2x l40s", "l40s --devices 2"),  # whose name ends in the letter of the plural; the L40 is another card
+        ("4 L40S", "l40s --devices 4"),
+        ("2x l40", "l40 --devices 2"),
+        ("8 h100 80gb", "h100-sxm --devices 8"),
+        ("kaggle t4 x2", "t4 --devices 2"),
+        ("colab tpu", "tpu-v5e"),  # https://github.com/jax-ml/jax-ai-stack/pull/242
+        ("Kaggle TPU VM", "tpu-v5e --devices 8"),
+    ],
+)
+def test_words_for_several_accelerators_are_answered_with_their_options(words: str, options: str) -> None:
+    with pytest.raises(InputError, match=rf"expected --hardware {options}$"):
+        find_hardware(words)
+
+
+def test_a_count_of_one_is_the_accelerator_and_a_count_of_none_is_no_name() -> None:
+    assert find_hardware("1x4090").name == find_hardware("rtx-4090 x1").name == "rtx-4090"
+    with pytest.raises(InputError, match=r"no accelerator called '0x4090'. Did you mean rtx-4090\?"):
+        find_hardware("0x4090")
+
+
 def test_several_memory_sizes_are_named_with_the_option_for_their_number() -> None:
-    with pytest.raises(InputError, match=r"names one accelerator; expected --hardware 24GB --devices 2$"):
-        find_hardware("2x24GB")
+    for sizes in ("2x24GB", "2 24GB"):
+        with pytest.raises(InputError, match=r"names one accelerator; expected --hardware 24GB --devices 2$"):
+            find_hardware(sizes)
     assert find_hardware("1080 8GB").name == "gtx-1080"  # and not: 1,080 of 8 GB
 
 

@@ -94,6 +94,56 @@ def test_the_fewest_accelerators_for_a_gguf_file_are_the_same_in_each_answer() -
     assert "llama.cpp starts with layers on the host too" in fit_screen(f"{run} --hardware rtx-4090 --devices 2")
 
 
+@pytest.mark.parametrize("words", ["--quantize q4_k_m --seq 8k", "--quantize q4_k_m --seq 24k"])
+def test_time_divides_a_gguf_file_as_fit_does(words: str) -> None:
+    """llama.cpp divides layers; `time` divided each matrix, 1.8 times as fast, and was silent where it does not fit."""
+    run = f"llama3.1-70b --hardware rtx-3090 --devices 2 {words}"
+    answer, timed = fit(run), command("time", *run.split(), "--format", "json").document
+    assert (timed["layout"], timed["fits"]) == (answer["layout"], answer["verdict"] != "no")
+    assert not any(node["kind"] == "all_reduce" for node in timed["nodes"])
+    if answer["verdict"] != "no":
+        assert timed["seconds"] == answer["layouts"][1]["tpot"]
+    else:
+        assert "weights, cache and buffers are 24.29 GiB a device" in " ".join(
+            command("time", *run.split()).out.split()
+        )
+
+
+def test_llama_cpp_divides_layers_of_weights_in_16_bits_too() -> None:
+    for words in ("--hardware gtx-1080", "--hardware rtx-3060 --engine llama.cpp"):
+        layout = command("time", "llama3-8b", *words.split(), "--devices", "2", "--format", "json").document["layout"]
+        assert (layout["tp"], layout["pp"]) == (1, 2), words
+
+
+def test_a_gguf_file_that_fits_on_no_number_of_accelerators_has_no_change_to_more_of_them() -> None:
+    """ggml divides among up to 16 devices (GGML_CUDA_MAX_DEVICES); 32 in groups of eight were the advice."""
+    run = "deepseek-v3 --hardware rtx-3090 --quantize q4_k_m --seq 8k"
+    answer = fit(run)
+    assert not any("--devices" in change["option"] for change in answer["changes"])
+    assert [(option["devices"], option["verdict"]) for option in answer["options"]] == [(16, "no")]
+    assert "llama.cpp divides layers among up to 16, on none of which they fit" in fit_screen(run)
+    for option in fit("llama3.1-405b --quantize q4_k_m")["options"]:
+        if option["hardware"] not in ("m4-max", "m4-pro", "tpu-v7"):  # of which torch's kernels divide a model
+            assert option["layout"] is None or option["layout"]["tp"] == 1, option["hardware"]
+    assert fit("llama3.1-405b --hardware rtx-3060 --devices 8 --quantize q4_k_m")["needed_devices"] is None
+
+
+def test_one_computer_has_the_same_answer_with_the_number_of_them() -> None:
+    run = "qwen3-14b --hardware m1 --quantize q4_k_m --seq 8k"
+    assert fit(run)["device_bytes"] == fit(f"{run} --devices 1")["device_bytes"]
+
+
+def test_a_layout_that_llama_cpp_does_not_divide_by_says_whose_buffers_are_counted() -> None:
+    run = "qwen3-14b --hardware rtx-3090 --quantize q4_k_m --seq 8k --devices 2"
+    assert "kernels of torch, not llama.cpp's buffers" in fit_screen(f"{run} --tp 2")
+    assert "kernels of torch" not in fit_screen(run)
+
+
+def test_a_number_of_accelerators_that_no_fitting_replica_divides_is_named_as_the_reason() -> None:
+    screen = fit_screen("llama3.1-70b --hardware rtx-3090 --devices 17 --quantize q4_k_m")
+    assert "none of the sizes that divide 17 fits; one of 3 devices does" in screen
+
+
 def test_accelerators_for_a_gguf_file_are_judged_as_each_by_itself() -> None:
     run = "qwen3-8b --quantize q4_k_m --seq 14k"
     (option,) = [option for option in fit(run)["options"] if option["hardware"] == "rtx-4090"]

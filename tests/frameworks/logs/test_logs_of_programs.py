@@ -180,9 +180,9 @@ def test_a_sampler_without_room_is_out_of_memory(tmp_path: Path) -> None:
 
 def test_a_flag_that_is_not_modelled_is_noted(tmp_path: Path) -> None:
     log = tmp_path / "refused.log"
-    log.write_text((LOGS / "vllm_refused.log").read_text().replace("'limit_mm_per_prompt'", "'enable_eplb': True, 'x'"))
+    log.write_text((LOGS / "vllm_refused.log").read_text().replace("'limit_mm_per_prompt'", "'enable_dbo': True, 'x'"))
     notes = functions.explain_log(log, hardware="rtx-4090").document["notes"]
-    assert any("computed without --enable-eplb" in note for note in notes)
+    assert any("computed without --enable-dbo" in note for note in notes)
 
 
 def test_without_the_devices_memory_weights_alone_are_computed() -> None:
