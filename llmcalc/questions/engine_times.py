@@ -34,7 +34,7 @@ def decoded_token_time(
     is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in field for field in settings)
     if not layout_option.serves_all_users or layout is None or cache_word not in TIMED_CACHES or is_untimed:
         return None
-    if layout.dp > 1 and layout.ep > 1:
+    if layout.ep * layout.expert_tp > layout.tp:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
     chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}

@@ -40,6 +40,7 @@ ENGINE = Engine(
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks_by_version=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
+    exchange_flags=LazyFunction(__package__, "changes:exchange_flags"),
     draft_flags=LazyFunction(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
