@@ -210,11 +210,25 @@ def test_a_fixed_number_of_equal_requests_arrives_in_waves(run: Any) -> None:
     end_to_end = chosen["ttft"]["estimate"] + (output_tokens - 1) * chosen["tpot"]["estimate"]
     assert chosen["end_to_end"]["estimate"] == pytest.approx(end_to_end)
     assert chosen["output_tokens_per_second"] == pytest.approx(64 * output_tokens / end_to_end)
-    assert "end and start together" in " ".join(run("serve", *words, "--notes").out.split())
-    for further in (("--rate", "2"), ("--concurrency", "64", "--disaggregate", "1:1")):
-        chosen = serve(run, *words[:-2], *further)["chosen"]
+    for engine, client in (
+        ("vllm", ", as those of `vllm bench serve --max-concurrency` do; of uneven ones"),
+        ("sglang", " (`sglang.bench_serving` draws uneven ones unless --random-range-ratio is 1); of uneven ones"),
+        ("tensorrt-llm", "; of uneven ones"),
+    ):
+        notes = serve(run, *words, "--engine", engine)["notes"]
+        assert any(note.startswith(f"equal requests end and start together{client}") for note in notes)
+    single_token = [*words[: words.index("--output") + 1], "1", *words[words.index("--output") + 2 :]]
+    assert not any("end and start together" in note for note in serve(run, *single_token)["notes"])
+    for further, arrivals in (
+        (("--rate", "2"), "arrivals are evenly spread"),
+        (("--concurrency", "64", "--disaggregate", "1:1"), "requests end apart and arrivals are spread; where all"),
+    ):
+        document = serve(run, *words[:-2], *further)
+        chosen = document["chosen"]
         assert not chosen["arrives_in_waves"]
         assert chosen["spread"] == {name: chosen[name]["estimate"] for name in ("ttft", "tpot")}
+        assert any(arrivals in note for note in document["notes"])
+        assert "bursts of arrivals" in document["not_counted"]
 
 
 def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:

@@ -181,6 +181,7 @@ class Engine:
         remark on it; None (default) for the published weights.
     reads_library_tags: whether it loads the GGUF files of Ollama's library, so that a tag names its weights; default
         false.
+    benchmark_remark: how its own benchmark sends equal requests, as the end of a clause; empty for no remark.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -208,6 +209,7 @@ class Engine:
     layout_flags: LazyFunction | None = None
     exchange_flags: LazyFunction | None = None
     draft_flags: LazyFunction | None = None
+    benchmark_remark: str = ""
     step_tokens: str = ""
     step_sequences: str = ""
     start_words: tuple[str, ...] = ()

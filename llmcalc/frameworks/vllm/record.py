@@ -42,6 +42,7 @@ ENGINE = Engine(
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     exchange_flags=LazyFunction(__package__, "changes:exchange_flags"),
     draft_flags=LazyFunction(__package__, "speculation:draft_flags"),
+    benchmark_remark=", as those of `vllm bench serve --max-concurrency` do",
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
     start_words=("vllm", "serve"),
