@@ -141,8 +141,7 @@ class Layout:
     @property
     def replica_devices(self) -> int:
         """The smallest number of devices that together have all weights of the model."""
-        expert_ranks = self.ep * self.expert_tp if self.ep > 1 else 1
-        return self.pp * math.lcm(self.tp, expert_ranks)
+        return self.pp * math.lcm(self.tp, self.ep * self.expert_tp)
 
     @property
     def expert_dp(self) -> int:

@@ -48,16 +48,12 @@ def decoded_token_time(
     is_untimed = settings.get("quantization", "none") != "none" or any(
         word in field for field in settings for word in ("speculative", "draft")
     )
-    if (
-        not layout_option.serves_all_users
-        or len(cache_words) > 1
-        or not cache_words <= TIMED_CACHES.keys()
-        or is_untimed
-    ):
+    has_timed_cache = len(cache_words) == 1 and cache_words <= TIMED_CACHES.keys()
+    if not layout_option.serves_all_users or not has_timed_cache or is_untimed:
         return None
     if layout is None and not engine_memory.has_all_layers_on_devices:
         return None
-    if layout is not None and layout.dp > 1 and layout.ep > 1:
+    if layout is not None and layout.ep * layout.expert_tp > layout.tp:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_words.pop()]}
     chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}

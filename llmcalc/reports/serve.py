@@ -23,7 +23,7 @@ from .time_estimate import duration_text, exchange_notes, range_unit, test_error
 NOT_COUNTED = (
     "routing between replicas", "requests of uneven length", "uneven routing of experts", "uneven stages", "failures",
 )  # fmt: skip
-"""What no estimate of a server counts. Of requests that arrive at a rate it counts no bursts either."""
+"""What no estimate of a server counts. Of arrivals that are spread it counts no bursts either."""
 
 
 def money_text(money_amount: float) -> str:
@@ -360,20 +360,30 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
 
 
 def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
-    return [*([] if serve_study.latency_limits.rate is None else ["bursts of arrivals"]), *NOT_COUNTED]
+    spreads_arrivals = serve_study.latency_limits.rate is not None or serve_study.is_disaggregated
+    return [*(["bursts of arrivals"] if spreads_arrivals and serve_study.trace is None else []), *NOT_COUNTED]
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
     """Returns a note on how the requests arrive, with the likely latencies of spread arrivals where they do not."""
     if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
-    if not server.arrives_in_waves or load_point.load.concurrency <= 1:
+    if load_point.load.concurrency <= 1 or serve_study.trace is not None:
         return []
-    spread_load = load_point.spread_load
+    if server.group is not None:
+        return [
+            "replicas for prompts compute them one by one, so that requests end apart and arrivals are spread; where "
+            f"all arrive at once the first token likely takes {duration_text(load_point.load.ttft_of_burst)}; times "
+            "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
+        ]
+    spread_times, wave_times = (
+        (duration_text(load.ttft), duration_text(load.tpot)) for load in (load_point.spread_load, load_point.load)
+    )
+    if spread_times == wave_times:
+        return []
     return [
-        "equal requests end and start together, as those of `vllm bench serve --max-concurrency` do; of uneven ones, "
-        f"which start apart, the first token likely takes {duration_text(spread_load.ttft)} and each further one "
-        f"{duration_text(spread_load.tpot)}"
+        f"equal requests end and start together{serve_study.engine.benchmark_remark}; of uneven ones, which start "
+        f"apart, the first token likely takes {spread_times[0]} and each further one {spread_times[1]}"
     ]
 
 

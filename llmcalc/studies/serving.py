@@ -306,11 +306,11 @@ class ServeStudy:
         engine, request_tokens = self.engine, self.request_sizes.total_tokens
         used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
-        used_flags |= {**exchange_flag(self.stack, layout), **self.engine_flags}
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
             used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
+            used_flags |= self._exchange_flags(layout, used_flags)
             model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             if model_memory.most_sequences:
                 used_flags |= {engine.step_sequences: model_memory.most_sequences}
@@ -360,6 +360,17 @@ class ServeStudy:
             price=self.price,
             has_equal_requests=self.latency_limits.rate is None and self.trace is None,
         )
+
+    def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the flags of the library that sends tokens to experts; empty where all tokens are gathered."""
+        if not self.stack.exchange or self.stack.gathers_on(layout.dp, layout.ep):
+            return {}
+        option_name, library_name = self.stack.exchange.split()
+        if self.engine.exchange_flags is None:
+            return {keyword_of(option_name): self.engine_flags.get(keyword_of(option_name), library_name)}
+        server = self.engine.server(self.preset, self.hardware, self.version, used_flags)
+        exchange_flags: dict[str, Any] = self.engine.exchange_flags(server, library_name)
+        return exchange_flags
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.
@@ -449,14 +460,6 @@ def _cheapest_server_index(
     least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE)
     tied_servers = [(index, point) for index, point in candidates if point.tokens_per_second_per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
-
-
-def exchange_flag(time_stack: TimeStack, layout: Layout) -> dict[str, str]:
-    """Returns the engine's flag of the library that sends tokens to experts; empty where all tokens are gathered."""
-    if not time_stack.exchange or time_stack.gathers_on(layout.dp, layout.ep):
-        return {}
-    flag_name, library_name = time_stack.exchange.split()
-    return {keyword_of(flag_name): library_name}
 
 
 class ReplicaDoesNotFit(Exception):

@@ -102,9 +102,9 @@ def test_users_limit_the_sequences_of_memory_and_fit_alike(run: Callable[..., Re
     ("flags", "layout", "users"),
     [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 81.2),
      ("--tp 8", None, 41.0),
-     ("--dp 8", None, 0),
+     ("--dp 8", {}, 26.8),
      ("--dp 8 --enable-expert-parallel", {}, 26.6)],
-    ids=["stages", "tensor parallelism alone", "replicas", "ranks with attention of their own"],
+    ids=["stages", "tensor parallelism alone", "ranks that divide each expert", "ranks with attention of their own"],
 )  # fmt: skip
 def test_users_are_divided_over_stages_and_data_parallel_ranks(flags: str, layout: Any, users: float) -> None:
     """Caches of latents are copied by tensor parallelism, and divided by stages; `--devices` counts all replicas."""

@@ -210,11 +210,25 @@ def test_a_fixed_number_of_equal_requests_arrives_in_waves(run: Any) -> None:
     end_to_end = chosen["ttft"]["estimate"] + (output_tokens - 1) * chosen["tpot"]["estimate"]
     assert chosen["end_to_end"]["estimate"] == pytest.approx(end_to_end)
     assert chosen["output_tokens_per_second"] == pytest.approx(64 * output_tokens / end_to_end)
-    assert "end and start together" in " ".join(run("serve", *words, "--notes").out.split())
-    for further in (("--rate", "2"), ("--concurrency", "64", "--disaggregate", "1:1")):
-        chosen = serve(run, *words[:-2], *further)["chosen"]
+    for engine, client in (
+        ("vllm", ", as those of `vllm bench serve --max-concurrency` do; of uneven ones"),
+        ("sglang", " (`sglang.bench_serving` draws uneven ones unless --random-range-ratio is 1); of uneven ones"),
+        ("tensorrt-llm", "; of uneven ones"),
+    ):
+        notes = serve(run, *words, "--engine", engine)["notes"]
+        assert any(note.startswith(f"equal requests end and start together{client}") for note in notes)
+    single_token = [*words[: words.index("--output") + 1], "1", *words[words.index("--output") + 2 :]]
+    assert not any("end and start together" in note for note in serve(run, *single_token)["notes"])
+    for further, arrivals in (
+        (("--rate", "2"), "arrivals are evenly spread"),
+        (("--concurrency", "64", "--disaggregate", "1:1"), "requests end apart and arrivals are spread; where all"),
+    ):
+        document = serve(run, *words[:-2], *further)
+        chosen = document["chosen"]
         assert not chosen["arrives_in_waves"]
         assert chosen["spread"] == {name: chosen[name]["estimate"] for name in ("ttft", "tpot")}
+        assert any(arrivals in note for note in document["notes"])
+        assert "bursts of arrivals" in document["not_counted"]
 
 
 def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:
@@ -488,10 +502,26 @@ def test_devices_too_few_for_a_rate_have_a_note_on_the_most_requests(run: Any, l
 
 
 def test_the_start_command_of_many_expert_ranks_starts() -> None:
-    """DeepEP's low-latency buffers do not hold a step of 8,192 tokens of 256 experts; those of other kernels do."""
+    """With DeepEP's high-throughput kernels vLLM turns CUDA graphs off (config/compilation.py), and its low-latency
+    buffers do not hold a step of 8,192 tokens of 256 experts: the command states the largest that they hold.
+    """
     words: dict[str, Any] = {"input": 2000, "output": 100, "dp": 16, "ep": 16, "concurrency": 64}
     server = llmcalc.serve("deepseek-v3", "h200", **words).result.servers[0]
-    assert server.flags["all2all_backend"] == "deepep_high_throughput"
+    assert server.flags["all2all_backend"] == "deepep_low_latency"
+    assert server.flags["max_num_batched_tokens"] == 2304  # 2,305 tokens would take more than 32 GiB
     plain = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", dp=16, enable_expert_parallel=True,
-                           max_model_len=2100).result  # fmt: skip
-    assert server.memory.bytes_of("non_torch") - plain.bytes_of("non_torch") == 2 * 2**30
+                           max_model_len=2100, max_num_batched_tokens=2304).result  # fmt: skip
+    assert server.memory.bytes_of("non_torch") - plain.bytes_of("non_torch") == 33 * 2**30
+    small = llmcalc.serve("qwen3-30b-a3b", "h200", **words).result.servers[0]  # whose buffers hold a whole step
+    assert small.flags["all2all_backend"] == "deepep_low_latency"
+    assert "max_num_batched_tokens" not in small.flags
+
+
+@pytest.mark.parametrize(("version", "field"), [("0.10.2", "VLLM_ALL2ALL_BACKEND"), ("0.11.1", "all2all_backend")])
+def test_the_library_of_an_exchange_is_named_as_the_version_names_it(version: str, field: str) -> None:
+    """`--all2all-backend` replaces the variable from 0.11.1 on (vLLM pull request 26732); one typed stays alone."""
+    words: dict[str, Any] = {"input": 2000, "output": 100, "dp": 16, "ep": 16, "concurrency": 64}
+    words["engine"] = f"vllm=={version}"
+    flags = llmcalc.serve("deepseek-v3", "h200", **words).result.servers[0].flags
+    assert {name for name in flags if "all2all" in name.lower()} == {field}
+    assert "max_num_batched_tokens" not in flags  # 256 tokens are sent at once (VLLM_MOE_DP_CHUNK_SIZE)

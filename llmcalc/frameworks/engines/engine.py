@@ -173,6 +173,8 @@ class Engine:
     stacks_by_version: (first version, name of the stack that times its passes from there on), the oldest first.
     layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
+    exchange_flags: (server, library) → the flags with which the server's ranks send tokens to experts by a library;
+        None for an engine in which the library's flag is all.
     draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
         `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
     start_words: words of the command that starts it, up to the model's name; empty if none is known.
@@ -183,6 +185,7 @@ class Engine:
         false.
     default_context: (preset, hardware, devices) → tokens of a sequence by default on so many accelerators; None for an
         engine whose default does not follow from their memory alone.
+    benchmark_remark: how its own benchmark sends equal requests, as the end of a clause; empty for no remark.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -208,7 +211,9 @@ class Engine:
     shown_defaults: tuple[str, ...] = ()
     stacks_by_version: tuple[tuple[tuple[int, ...], str], ...] = ()
     layout_flags: LazyFunction | None = None
+    exchange_flags: LazyFunction | None = None
     draft_flags: LazyFunction | None = None
+    benchmark_remark: str = ""
     step_tokens: str = ""
     step_sequences: str = ""
     start_words: tuple[str, ...] = ()

@@ -42,6 +42,9 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, 
 AMOUNT_NAME = re.compile(r"-offload-gb$")
 """Names of flags whose value 0 leaves a feature unused."""
 
+LEVEL_FLAG = "--compilation-config"
+"""The flag whose table may be a whole number, its level (vLLM)."""
+
 RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
 """Names of flags whose value 1 leaves a feature unused."""
 
@@ -116,7 +119,7 @@ class Flag(NamedTuple):
         return value_text.lower() if self.kind == "word" else value_text
 
     def _is_turned_off(self, flag_value: Any) -> bool:
-        """Whether a value leaves a feature unused: a switch that is off, no offloaded or redundant part, one rank."""
+        """Whether a value leaves a feature unused: a switch that is off, no offloaded part, one rank."""
         value_text = str(flag_value).strip().lower()[:10]
         if self.kind == "switch":
             return value_text == "false"
@@ -227,7 +230,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
+    """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or of `LEVEL_FLAG` the number `level`."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
@@ -235,7 +238,7 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     if value_text.startswith("{"):
         parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
         return parsed_table
-    if re.fullmatch(r"[0-9]{1,3}", value_text):
+    if flag_name == LEVEL_FLAG and re.fullmatch(r"[0-9]{1,3}", value_text):
         return {"level": int(value_text)}
     keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", table_key) for table_key, equals_sign, _ in keys_and_values):

@@ -218,14 +218,20 @@ class EngineRank:
         try:
             return int(self.memory_use.weights)
         except IndivisibleMatrix as error:
-            if self.scheme == "mxfp4" and self.layout.tp > 1:
+            if self.scheme == "mxfp4" and self.layout.expert_tp > 1:
                 return self._bytes_with_divided_blocks()
             self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"--tp {self.layout.tp}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
+                f"{self._dividing_options}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
                 f"--tp, or another scheme{self._size_remark}"
             ) from None
+
+    @property
+    def _dividing_options(self) -> str:
+        """The options of the layout that divide matrices, as the beginning of error messages."""
+        layout = self.layout
+        return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
     def _size_remark(self) -> str:
@@ -243,7 +249,7 @@ class EngineRank:
         unchecked_projections: names of projections outside experts that the engine divides inside a block, too.
         """
         scheme = self.quantization
-        if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
+        if self.layout.tp == self.layout.expert_tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
         included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
@@ -264,7 +270,7 @@ class EngineRank:
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
-                    f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
+                    f"{self._dividing_options}: of a rank's weights in {self.scheme or 'the published format'}, "
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
                     f"{remedy}or another scheme"
                 )
@@ -273,7 +279,7 @@ class EngineRank:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
         quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of(full_model, self.scheme)
-        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
+        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.expert_tp * self.layout.pp)
 
     def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""

@@ -21,7 +21,7 @@ def redundant_expert_bytes(rank: EngineRank, copy_count: int, rank_count: int, f
         raise InputError(f"{flag_name}: the model has no experts; remove the flag")
     if (expert_count + copy_count) % rank_count:
         raise InputError(
-            f"{flag_name} {copy_count}: {rank_count} ranks do not divide {expert_count} experts and as many copies; "
-            f"expected {-(-(expert_count + copy_count) // rank_count) * rank_count - expert_count}"
+            f"{flag_name} {copy_count}: {rank_count} ranks do not divide {expert_count} experts and {copy_count} "
+            f"copies; expected {-(-(expert_count + copy_count) // rank_count) * rank_count - expert_count} copies"
         )
     return rank.weights_by_component.get("experts", 0) * copy_count // expert_count

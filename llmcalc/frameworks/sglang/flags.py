@@ -32,8 +32,8 @@ GRAPH_SETTINGS = {
 }  # fmt: skip
 """Phase and key of that JSON → the flag of the same setting."""
 
-NEUTRAL_GRAPH_SETTINGS = ("tc_compiler",)
-"""Keys of that JSON that change no memory."""
+NEUTRAL_GRAPH_SETTINGS = (("prefill", "tc_compiler"),)
+"""Phases and keys of that JSON that change no memory: the compiler of prompts' graphs in pieces."""
 
 GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
 """How graphs are captured."""
@@ -185,13 +185,18 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
     Raises `InputError` for other phases and keys.
     """
     flags_by_name = {name: flag for flag in FLAGS for name in flag.names}
+    phases = {phase for phase, _ in GRAPH_SETTINGS}
     flag_values: dict[str, Any] = {}
     for phase, settings in graph_config.items():
+        if settings is None and phase in phases:
+            continue
         for key, setting in (settings if isinstance(settings, Mapping) else {"": settings}).items():
             flag_name = GRAPH_SETTINGS.get((phase, key))
             if flag_name is not None and setting is not None:
-                flag_values[flags_by_name[flag_name].field_name] = flags_by_name[flag_name].read_value(setting)
-            elif flag_name is None and key not in NEUTRAL_GRAPH_SETTINGS:
+                graph_flag = flags_by_name[flag_name]
+                typed_flag = graph_flag._replace(names=(f"{GRAPH_CONFIG}: {phase}.{key}",))
+                flag_values[graph_flag.field_name] = typed_flag.read_value(setting)
+            elif flag_name is None and (phase, key) not in NEUTRAL_GRAPH_SETTINGS:
                 raise InputError(
                     f"{GRAPH_CONFIG}: {short_repr('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "
                     f"expected {', '.join('.'.join(setting_path) for setting_path in GRAPH_SETTINGS)}"

@@ -37,6 +37,7 @@ ENGINE = Engine(
     least_capability=7.5,  # docs/get_started/quickstart
     stacks_by_version=(((0,), "sglang-2025"), ((0, 5, 10), "sglang-0510"), ((0, 5, 14), "sglang")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
+    benchmark_remark=" (`sglang.bench_serving` draws uneven ones unless --random-range-ratio is 1)",
     step_tokens="chunked_prefill_size",
     step_sequences="max_running_requests",
     start_words=("python", "-m", "sglang.launch_server", "--model-path"),

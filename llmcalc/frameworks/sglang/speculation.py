@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...costs.draft import check_draft, states_reader_of
-from ...errors import InputError
+from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
 
@@ -23,8 +23,14 @@ BLOCK_ALGORITHMS = {"dflash": 16, "dspark": 8}
 """Algorithms whose draft proposes a block of tokens in one pass → the tokens that a request verifies by default.
 
 They are those of a config without a block size (arg_groups/speculative_hook.py, `_handle_dflash`), and of DSpark those
-of blocks of 7.
+of blocks of 7 (`DEFAULT_DSPARK_GAMMA`), which verifies a token more than a block has.
 """
+
+BONUS_TOKENS = {"dflash": 0, "dspark": 1}
+"""Algorithm → the tokens that a request verifies beyond a block."""
+
+MOST_BLOCK_TOKENS = 10_000
+"""Largest block of a draft's config that is read."""
 
 DEFAULT_REQUESTS_WITH_DRAFTS = 48
 """Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
@@ -96,6 +102,9 @@ def speculation_of(
             f"{expected_algorithm}"
         )
     check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
+    if drafts_a_block and not _states_verified_tokens(flags, str(draft_algorithm)):
+        block_tokens = _block_size(draft_model)
+        tokens = tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
     return Speculation(tokens, draft=draft_model, drafts_a_block=drafts_a_block)
 
 
@@ -111,14 +120,35 @@ def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counte
             )
 
 
+def _states_verified_tokens(flags: Mapping[str, Any], draft_algorithm: str) -> bool:
+    """Whether a flag states the tokens that a request verifies, or the draft's block."""
+    return not flags.keys().isdisjoint(("speculative_num_draft_tokens", f"speculative_{draft_algorithm}_block_size"))
+
+
+def _block_size(draft_model: Preset) -> int | None:
+    """Returns the block size of a draft's config, or of its `dflash_config` (`parse_dflash_draft_config`).
+
+    None for a draft without one. Raises `InputError` for another value than a positive whole number.
+    """
+    block_size = (draft_model.config or {}).get("block_size")  # the config has the fields of that table
+    if block_size is None:
+        return None
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 0 < block_size <= MOST_BLOCK_TOKENS:
+        raise InputError(
+            f"{FLAG}: {draft_model.name}: block_size: {short_repr(block_size)}; expected a whole number from 1 to "
+            f"{MOST_BLOCK_TOKENS:,}"
+        )
+    return block_size
+
+
 def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectures: tuple[str, ...]) -> int:
     """Returns the tokens that a request verifies at once (`auto_choose_speculative_params`)."""
     if "speculative_num_draft_tokens" in flags:
         return int(flags["speculative_num_draft_tokens"])
     if draft_algorithm in BLOCK_ALGORITHMS:
         block_tokens = flags.get(f"speculative_{draft_algorithm}_block_size")
-        bonus_tokens = 1 if draft_algorithm == "dspark" else 0
-        return BLOCK_ALGORITHMS[draft_algorithm] if block_tokens is None else int(block_tokens) + bonus_tokens
+        stated_tokens = None if block_tokens is None else int(block_tokens) + BONUS_TOKENS[draft_algorithm]
+        return stated_tokens or BLOCK_ALGORITHMS[draft_algorithm]
     if draft_algorithm == "ngram":
         return 12
     if "speculative_num_steps" in flags:

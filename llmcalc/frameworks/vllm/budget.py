@@ -41,7 +41,13 @@ from .encoder_run import (
     input_limit,
     patch_of_long_videos,
 )
-from .expert_exchange import balancing_bytes, exchange_buffer_bytes
+from .expert_exchange import (
+    BACKEND_WITHOUT_GRAPHS,
+    CHUNK_VARIABLE,
+    SENDS_WHOLE_STEPS_FROM,
+    balancing_bytes,
+    exchange_buffer_bytes,
+)
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
@@ -483,6 +489,16 @@ def _server_notes(server: VLLMServer) -> list[str]:
         server_notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         server_notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
+    if CHUNK_VARIABLE in server.flags and server.version_numbers >= SENDS_WHOLE_STEPS_FROM:
+        server_notes.append(
+            f"{CHUNK_VARIABLE}: vLLM ignores it from 0.20 on, where all tokens of a step (--max-num-batched-tokens) "
+            "are sent at once"
+        )
+    if server.backend_disables_graphs:
+        server_notes.append(
+            f"with --all2all-backend {BACKEND_WITHOUT_GRAPHS} and several data-parallel ranks vLLM turns CUDA graphs "
+            "off; deepep_low_latency keeps them"
+        )
     if server.speculation.drafted_tokens:
         server_notes.append(
             "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"

@@ -11,6 +11,7 @@ from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
 from ..engines.rank import compressed_layers
 from .budget import VLLMServer, longest_request, memory
+from .expert_exchange import backend_flags
 from .flashinfer_sampler import SAMPLER_VARIABLE
 
 FEWER_SEQUENCES = 64
@@ -77,3 +78,9 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
     flags: dict[str, Any] = {name: size for name, size in parallel_sizes.items() if size > 1}
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})
+
+
+def exchange_flags(server: VLLMServer, library: str) -> dict[str, Any]:
+    """Returns the flags with which the ranks of a server send tokens to experts by a library."""
+    step_tokens = server.max_num_batched_tokens
+    return backend_flags(server.preset.model, server.flags, library, step_tokens, server.version_numbers)

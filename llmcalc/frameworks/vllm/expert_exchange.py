@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, short_repr, suggest
 from ...model import ModelSpec
 from ...parallel.search import routed_experts
 from ..engines.rank import EngineRank
@@ -24,10 +24,17 @@ BACKENDS_WITHOUT_BUFFERS = ("naive", "allgather_reducescatter", "pplx")
 DEEPEP_BACKENDS = ("deepep_high_throughput", "deepep_low_latency")
 """Backends of DeepEP, whose buffers are counted."""
 
+BACKEND_WITHOUT_GRAPHS = "deepep_high_throughput"
+"""Backend with which vLLM turns CUDA graphs off where attention has several data-parallel ranks."""
+
 OTHER_BACKENDS = (
-    "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori", "nixl_ep",
+    "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori",
+    "mori_high_throughput", "mori_low_latency", "nixl_ep",
 )  # fmt: skip
 """Backends whose buffers are not counted."""
+
+COUNTED_BACKENDS = (*BACKENDS_WITHOUT_BUFFERS[:2], *DEEPEP_BACKENDS)
+"""Backends whose buffers are counted, without the one that was removed."""
 
 ALL2ALL_BACKENDS = (*BACKENDS_WITHOUT_BUFFERS, *DEEPEP_BACKENDS, *OTHER_BACKENDS)
 """Values of --all2all-backend."""
@@ -35,14 +42,20 @@ ALL2ALL_BACKENDS = (*BACKENDS_WITHOUT_BUFFERS, *DEEPEP_BACKENDS, *OTHER_BACKENDS
 BACKEND_FIELDS = ("all2all_backend", "VLLM_ALL2ALL_BACKEND")
 """Fields of the flag, and of the variable that earlier versions read."""
 
+BACKEND_FLAG_FROM = (0, 11, 1)
+"""First version with the flag `--all2all-backend` (vLLM pull request 26732)."""
+
 RANKS_OF_NODE = 8
 """Ranks of a node; beyond it the high-throughput kernels have a second buffer (`internode`)."""
 
 DEFAULT_BUFFER_MIB = 1024
 """Default of VLLM_DEEPEP_BUFFER_SIZE_MB."""
 
+CHUNK_VARIABLE = "VLLM_MOE_DP_CHUNK_SIZE"
+"""Variable with the tokens of a rank that are sent at once, in versions that divide a step."""
+
 DEFAULT_DISPATCHED_TOKENS = 256
-"""Default of VLLM_MOE_DP_CHUNK_SIZE: tokens of a rank that are sent at once, in versions that divide a step."""
+"""Default of that variable."""
 
 SENDS_WHOLE_STEPS_FROM = (0, 20)
 """First version that was read in which all tokens of a step are sent at once (fused_moe/layer.py, 0.20.1)."""
@@ -58,6 +71,40 @@ BLOCK = 128
 """Elements of a row with a scale of their own."""
 
 
+def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag.
+
+    Raises `InputError` for a backend that vLLM does not have.
+    """
+    field_name = next((field for field in BACKEND_FIELDS if field in flags), BACKEND_FIELDS[0])
+    backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
+    flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
+    if backend not in ALL2ALL_BACKENDS:
+        raise InputError(
+            f"{flag_name} {short_repr(backend)}: is not modelled; expected one of {', '.join(COUNTED_BACKENDS)}."
+            f"{suggest(backend, list(COUNTED_BACKENDS))}"
+        )
+    return backend, flag_name
+
+
+def backend_flags(
+    spec: ModelSpec, flags: Mapping[str, Any], library: str, step_tokens: int, version: tuple[int, ...]
+) -> dict[str, Any]:
+    """Returns the flags with which expert ranks exchange tokens by a library; none if a flag already names one.
+
+    step_tokens: most tokens of a step without these flags. Where DeepEP's low-latency buffers do not hold a step of so
+    many tokens, the flags have the largest one that they hold, unless the user sets `--max-num-batched-tokens`.
+    """
+    if not flags.keys().isdisjoint(BACKEND_FIELDS):
+        return {}
+    library_flags: dict[str, Any] = {BACKEND_FIELDS[version < BACKEND_FLAG_FROM]: library}
+    most_tokens = most_low_latency_tokens(int(spec.hidden_size), routed_experts(spec) + redundant_experts(flags))
+    sends_whole_steps = library == "deepep_low_latency" and version >= SENDS_WHOLE_STEPS_FROM
+    if sends_whole_steps and step_tokens > most_tokens and "max_num_batched_tokens" not in flags:
+        library_flags["max_num_batched_tokens"] = most_tokens
+    return library_flags
+
+
 def exchange_buffer_bytes(
     spec: ModelSpec, flags: Mapping[str, Any], dp: int, rank_count: int, step_tokens: int, version: tuple[int, ...]
 ) -> int:
@@ -66,7 +113,7 @@ def exchange_buffer_bytes(
     dp: data-parallel ranks of attention. rank_count: ranks that divide the experts. step_tokens: most tokens of a step.
     Raises `InputError` for a library whose buffers are not counted, and for more tokens than DeepEP's can have.
     """
-    backend = next((str(flags[field]) for field in BACKEND_FIELDS if field in flags), BACKENDS_WITHOUT_BUFFERS[1])
+    backend, backend_flag = all2all_backend(flags)
     if backend in BACKENDS_WITHOUT_BUFFERS or dp == 1 or not flags.get("enable_expert_parallel"):
         return 0
     expert_count = routed_experts(spec)
@@ -75,19 +122,18 @@ def exchange_buffer_bytes(
     expert_count += redundant_experts(flags)
     if backend not in DEEPEP_BACKENDS:
         raise InputError(
-            f"--all2all-backend {backend}: its buffers are not modelled; expected one of "
-            f"{', '.join((*BACKENDS_WITHOUT_BUFFERS[:2], *DEEPEP_BACKENDS))}"
+            f"{backend_flag} {backend}: its buffers are not modelled; expected one of {', '.join(COUNTED_BACKENDS)}"
         )
     buffer_bytes = int(flags.get("VLLM_DEEPEP_BUFFER_SIZE_MB", DEFAULT_BUFFER_MIB)) * MIB
     if backend == "deepep_high_throughput":
         return buffer_bytes * (2 if rank_count > RANKS_OF_NODE else 1)
     hidden_size, dispatched_tokens = int(spec.hidden_size), step_tokens
     if version < SENDS_WHOLE_STEPS_FROM:
-        dispatched_tokens = int(flags.get("VLLM_MOE_DP_CHUNK_SIZE", DEFAULT_DISPATCHED_TOKENS))
+        dispatched_tokens = int(flags.get(CHUNK_VARIABLE, DEFAULT_DISPATCHED_TOKENS))
     heap_bytes = low_latency_bytes(dispatched_tokens, hidden_size, expert_count)
     if heap_bytes > LARGEST_HEAP:
-        most_tokens = LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)
-        flag_name = "--max-num-batched-tokens" if dispatched_tokens == step_tokens else "VLLM_MOE_DP_CHUNK_SIZE"
+        most_tokens = most_low_latency_tokens(hidden_size, expert_count)
+        flag_name = "--max-num-batched-tokens" if dispatched_tokens == step_tokens else CHUNK_VARIABLE
         raise InputError(
             f"{flag_name} {dispatched_tokens:,}: the buffers of deepep_low_latency would take "
             f"{heap_bytes / 2**30:,.1f} GiB, and DeepEP has at most 32; expected at most {most_tokens:,}"
@@ -101,9 +147,44 @@ DEFAULT_WINDOW = 1000
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:
     """Returns the copies of experts in a layer, over all ranks; 0 without `--enable-eplb`."""
-    if not flags.get("enable_eplb"):
-        return 0
+    return _stated_copies(flags) if flags.get("enable_eplb") else 0
+
+
+def _stated_copies(flags: Mapping[str, Any]) -> int:
+    """Returns the copies of experts that the flags state, whether they are balanced or not."""
     return int(flags.get("num_redundant_experts", flags.get("eplb_config", {}).get("num_redundant_experts", 0)))
+
+
+def _copies_option(flags: Mapping[str, Any]) -> str:
+    """Returns the option that states the copies of experts, as the user typed it."""
+    is_flag = "num_redundant_experts" in flags
+    return "--num-redundant-experts" if is_flag else "--eplb-config num_redundant_experts"
+
+
+def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
+    """Raises `InputError` for expert parallelism and balancing with which vLLM does not start.
+
+    vllm/config/parallel.py, `_validate_parallel_config`, and vllm/config/model.py, `_verify_with_expert_parallelism`.
+    rank_count: ranks that divide the experts.
+    """
+    if flags.get("enable_expert_parallel") and not routed_experts(spec):
+        raise InputError(
+            "--enable-expert-parallel: the model has no experts, and vLLM does not start with it; remove the flag"
+        )
+    if not flags.get("enable_eplb"):
+        if _stated_copies(flags):
+            raise InputError(
+                f"{_copies_option(flags)} {_stated_copies(flags)}: vLLM does not start with it unless it balances "
+                "experts; expected --enable-eplb too, or no copies"
+            )
+        return
+    if not flags.get("enable_expert_parallel"):
+        raise InputError("--enable-eplb: vLLM does not start with it alone; expected --enable-expert-parallel too")
+    if rank_count == 1:
+        raise InputError(
+            "--enable-eplb: vLLM does not start with it on one rank; expected a larger --tensor-parallel-size or "
+            "--data-parallel-size"
+        )
 
 
 def balancing_bytes(rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
@@ -115,7 +196,7 @@ def balancing_bytes(rank: EngineRank, flags: Mapping[str, Any], rank_count: int)
     if not flags.get("enable_eplb"):
         return 0
     copy_count, eplb_config = redundant_experts(flags), flags.get("eplb_config", {})
-    copy_bytes = redundant_expert_bytes(rank, copy_count, rank_count, "--eplb-config num_redundant_experts")
+    copy_bytes = redundant_expert_bytes(rank, copy_count, rank_count, _copies_option(flags))
     rank_experts = rank.widest_networks[2]
     if rank_experts is None:
         return 0
@@ -139,3 +220,8 @@ def low_latency_bytes(tokens: int, hidden_size: int, experts: int) -> int:
     received_bytes = experts * tokens * max(sent_token_bytes, returned_token_bytes)
     signal_bytes = -(-4 * experts // BLOCK) * BLOCK
     return 2 * (sent_bytes + received_bytes + signal_bytes)
+
+
+def most_low_latency_tokens(hidden_size: int, experts: int) -> int:
+    """Returns the most tokens of a rank that DeepEP's low-latency buffers hold at once."""
+    return LARGEST_HEAP // low_latency_bytes(1, hidden_size, experts)

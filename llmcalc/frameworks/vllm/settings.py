@@ -16,6 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
+from ...parallel.search import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
@@ -24,6 +25,7 @@ from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import graph_mode_of
 from .encoder_run import image_limit, input_limit, tokens_of_whole_images
+from .expert_exchange import BACKEND_WITHOUT_GRAPHS, all2all_backend, check_balancing
 from .flags import CPU_CONNECTORS, POOLING_TASKS
 from .flashinfer_sampler import assumes_torch_sampler, rules_with_sampler
 from .model_runner import rules_with_runner, second_runner
@@ -124,6 +126,7 @@ class VLLMSettings(EngineServer):
             )
         if self.speculation.draft is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
+        check_balancing(self.preset.model, self.flags, self.tp * self.dp)
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
@@ -220,9 +223,20 @@ class VLLMSettings(EngineServer):
     def compilation(self) -> Mapping[str, Any]:
         """The contents of `--compilation-config`: name → value."""
         compilation_config: Mapping[str, Any] = self.flags.get("compilation_config", {})
+        if self.backend_disables_graphs:
+            return {**compilation_config, "cudagraph_mode": "NONE"}
         if self.has_embedding_output and "FULL" in graph_mode_of(compilation_config):
             return {**compilation_config, "cudagraph_mode": "PIECEWISE"}  # config/vllm.py: pooling has no full graphs
         return compilation_config
+
+    @property
+    def backend_disables_graphs(self) -> bool:
+        """Whether vLLM turns CUDA graphs off because of the backend that sends tokens to experts.
+
+        vllm/config/compilation.py, "Disabling CUDA Graphs since DeepEP high-throughput kernels are optimized for
+        prefill"; in earlier versions vllm/platforms/cuda.py.
+        """
+        return self.dp > 1 and all2all_backend(self.flags)[0] == BACKEND_WITHOUT_GRAPHS
 
     @cached_property
     def has_embedding_output(self) -> bool:
@@ -338,12 +352,15 @@ class VLLMSettings(EngineServer):
     def layout(self) -> Layout:
         """The layout of one replica, with layers divided over stages as by vllm/distributed/utils.py, `get_pp_indices`.
 
-        With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
+        All ranks of the tensor and data groups together divide the experts: each expert, or with expert parallelism
+        their number (`flatten_tp_across_dp` of layers/fused_moe/config.py; from 0.8 on, fused_moe/layer.py).
         """
         stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
-        if not self.flags.get("enable_expert_parallel"):
+        has_expert_parallelism, expert_ranks = self.flags.get("enable_expert_parallel"), self.tp * self.dp
+        if not has_expert_parallelism and (self.dp == 1 or not routed_experts(self.preset.model)):
             return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
+        ep, expert_tp = (expert_ranks, 1) if has_expert_parallelism else (1, expert_ranks)
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=ep, etp=expert_tp, pp_layout=stage_layers)
 
     @property
     def whole_layout(self) -> Layout:

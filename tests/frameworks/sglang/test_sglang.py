@@ -15,6 +15,7 @@ from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import SGLangServer
 from llmcalc.frameworks.sglang.cuda_graphs import prompt_graphs_mib
 from llmcalc.frameworks.sglang.recurrent_states import slot_bytes_of
+from llmcalc.frameworks.sglang.speculation import speculation_of
 from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
@@ -135,7 +136,7 @@ def test_drafts_of_a_block_have_a_cache_of_their_own_width(tmp_path: Path) -> No
 
     github.com/sgl-project/sglang/pull/40665: 450,060 tokens beside DFlash 2 on an H200, of 27.5 and 8.6 GiB.
     """
-    flags = {"mem_fraction_static": 0.8, "max_running_requests": 8, "speculative_num_draft_tokens": 8}
+    flags = {"mem_fraction_static": 0.8, "max_running_requests": 8}  # of 8 tokens, as the draft's config states
     drafted = memory(
         "qwen3.8-27b",
         "h200",
@@ -156,6 +157,28 @@ def test_drafts_of_a_block_have_a_cache_of_their_own_width(tmp_path: Path) -> No
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288  # each rank has half of it, and fc and a table whole
     added = 2 * (5 * layer // 2 + 5 * 4096 * 4096) + 4 * 40960 * 128
     assert newer.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
+
+
+def test_the_draft_states_its_block(tmp_path: Path) -> None:
+    """`parse_dflash_draft_config`: 16 tokens without `block_size`; of DSpark `read_draft_checkpoint_gamma`: 7 without,
+    and a token more is verified. Flags come before both.
+    """
+
+    def verified_tokens(name: str, algorithm: str, changes: dict[str, Any], **flags: int) -> int:
+        path = Path(draft_at(tmp_path, name))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        settings = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(path), **flags}
+        return speculation_of(settings, llmcalc.load("qwen3-8b"), True, ()).verified_tokens
+
+    whole, dspark = ("qwen3-8b-dflash", "dflash"), ("qwen3-8b-dspark", "dspark")
+    assert verified_tokens(*whole, {}) == verified_tokens(*whole, {"block_size": None}) == 16
+    assert verified_tokens(*whole, {"block_size": 8}) == 8
+    assert [verified_tokens(*dspark, {"block_size": size}) for size in (7, 4, None)] == [8, 5, 8]
+    assert verified_tokens(*whole, {"block_size": 8}, speculative_num_draft_tokens=12) == 12
+    assert verified_tokens(*dspark, {"block_size": 4}, speculative_dspark_block_size=6) == 7
+    for block_size in (True, 0, "8", 10**9):
+        with pytest.raises(InputError, match=r"block_size: .* expected a whole number from 1"):
+            verified_tokens(*whole, {"block_size": block_size})
 
 
 @pytest.mark.parametrize(
@@ -619,7 +642,7 @@ def test_copies_of_experts_are_divided_as_the_experts_are() -> None:
     plain, copied = (memory(**flags, ep_num_redundant_experts=count, enable_eplb=True) for count in (0, 32))
     added = copied.bytes_of("weights") - plain.bytes_of("weights")
     assert added == pytest.approx(58 * 2 * 3 * 7168 * 2048, rel=1e-3)
-    with pytest.raises(InputError, match="--ep-num-redundant-experts 30: 16 ranks do not divide 256"):
+    with pytest.raises(InputError, match="30: 16 ranks do not divide 256 experts and 30 copies; expected 32 copies"):
         memory(**flags, ep_num_redundant_experts=30)
     with pytest.raises(InputError, match="--attn-cp-size: context parallelism: not modelled"):
         memory(**{**flags, "attn_cp_size": 2})
@@ -633,3 +656,15 @@ def test_graphs_are_described_in_json_too() -> None:
     assert by_config.kv_tokens == by_flags.kv_tokens != memory(tp=2).kv_tokens
     with pytest.raises(InputError, match=r"--cuda-graph-config: 'decode\.padding' is not modelled; expected decode"):
         memory(cuda_graph_config={"decode": {"padding": True}})
+    empty = {"decode": None, "prefill": {"backend": None, "tc_compiler": "eager"}}
+    assert memory(cuda_graph_config=empty).kv_tokens == memory().kv_tokens
+    for wrong, reason in (
+        ({"decode": {"max_bs": "x"}}, "decode.max_bs: 'x'; expected a whole number"),
+        ({"decode": {"backend": "x"}}, "decode.backend 'x': is not modelled; expected one of full"),
+        ({"drafts": {"tc_compiler": "eager"}}, "'drafts.tc_compiler' is not modelled"),
+        ({"drafts": None}, "'drafts' is not modelled"),
+    ):
+        with pytest.raises(InputError, match=f"--cuda-graph-config: {reason}"):
+            memory(cuda_graph_config=wrong)
+    with pytest.raises(InputError, match="--cuda-graph-config: '5'; expected a JSON object"):
+        memory(cuda_graph_config="5")

@@ -206,8 +206,9 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
             "draft model 'no-such-draft'",
         ),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
-        ({"speculative_config": "3"}, "states neither a method nor a model"),
-        ({"engine": "tensorrt-llm", "speculative_config": "3"}, "states no decoding_type"),
+        ({"speculative_config": "3"}, "--speculative-config: '3'; expected a JSON object"),
+        ({"speculative_config": {"num_speculative_tokens": 3}}, "states neither a method nor a model"),
+        ({"engine": "tensorrt-llm", "speculative_config": {"max_draft_len": 3}}, "states no decoding_type"),
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
@@ -1103,14 +1104,22 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     heap = -(-buffers // 2**29) * 2**29
     assert low.bytes_of("non_torch") - plain.bytes_of("non_torch") == heap + 2**30
     assert high.bytes_of("non_torch") - plain.bytes_of("non_torch") == 2 * 2**30  # within the node and beyond it
+    # config/compilation.py: "Disabling CUDA Graphs since DeepEP high-throughput kernels are optimized for prefill"
+    assert low.bytes_of("cuda_graphs") == plain.bytes_of("cuda_graphs") > high.bytes_of("cuda_graphs") == 0
+    assert any("vLLM turns CUDA graphs off" in note for note in high.notes)
     with pytest.raises(InputError, match=r"--max-num-batched-tokens 8,192: the buffers .* at most 2,304"):
         llmcalc.memory(
             "deepseek-v3", hardware="h200", engine="vllm==0.33.0", all2all_backend="deepep_low_latency", **wide
         )
     older = {"engine": "vllm==0.11.0", "all2all_backend": "deepep_low_latency"}  # which sends 256 tokens at once
     assert llmcalc.memory("deepseek-v3", hardware="h200", **older, **wide).ok
-    with pytest.raises(InputError, match="--all2all-backend mori: its buffers are not modelled"):
-        llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend="mori", **wide)
+    counted = "expected one of naive, allgather_reducescatter, deepep_high_throughput, deepep_low_latency"
+    for backend, reason in (("mori_low_latency", "its buffers are not modelled"), ("morri", "is not modelled")):
+        with pytest.raises(InputError, match=f"--all2all-backend '?{backend}'?: {reason}; {counted}"):
+            llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend=backend, **wide)
+    ignored = {"all2all_backend": "deepep_low_latency", "VLLM_MOE_DP_CHUNK_SIZE": 64}
+    notes = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **ignored).result.notes
+    assert any(note.startswith("VLLM_MOE_DP_CHUNK_SIZE: vLLM ignores it from 0.20 on") for note in notes)
     # one rank of attention exchanges no tokens, whatever the backend (`use_all2all_kernels`)
     whole = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True).result
     same = llmcalc.memory(
@@ -1128,7 +1137,7 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     layer = 18 * 3 * 7168 * 2048  # 18 experts of 288 in 8 bits, and scales of blocks of 128 x 128 in 32
     added = 58 * layer // 9 + layer + 4 * 1000 * 58 * 288
     assert balanced.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
-    with pytest.raises(InputError, match="num_redundant_experts 30: 16 ranks do not divide 256"):
+    with pytest.raises(InputError, match="30: 16 ranks do not divide 256 experts and 30 copies; expected 32 copies"):
         llmcalc.memory(
             "deepseek-v3",
             hardware="h200",
@@ -1137,3 +1146,51 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
             eplb_config={"num_redundant_experts": 30},
             **wide,
         )
+
+
+def test_ranks_of_attention_divide_experts_without_expert_parallelism_too() -> None:
+    """docs.vllm.ai, data_parallel_deployment: "The expert layers will by default form a (DP x TP) sized tensor parallel
+    group"; from 0.8 on fused_moe/layer.py, "Adjust TP size for DP attention". SGLang's `--dp` has whole replicas.
+    """
+    words: dict[str, Any] = {"hardware": "h100", "engine": "vllm"}
+    whole, divided, by_number, by_stages = (
+        llmcalc.memory("qwen3-30b-a3b", **words, **flags).result
+        for flags in ({}, {"dp": 2}, {"dp": 2, "enable_expert_parallel": True}, {"dp": 2, "tp": 2, "pp": 2})
+    )
+    expert_bytes = 48 * 128 * 3 * 2048 * 768 * 2
+    assert whole.bytes_of("weights") - divided.bytes_of("weights") == expert_bytes // 2
+    assert divided.bytes_of("weights") == by_number.bytes_of("weights")
+    assert divided.layout is not None
+    assert divided.layout.replica_devices == divided.devices == 2
+    halves = llmcalc.memory("qwen3-30b-a3b", **words, tp=2, pp=2).result
+    assert halves.bytes_of("weights") - by_stages.bytes_of("weights") == expert_bytes // 8
+    dense, dense_replicas = (llmcalc.memory("llama3.1-8b", **words, dp=dp).result for dp in (1, 2))
+    assert dense.bytes_of("weights") == dense_replicas.bytes_of("weights")
+    with pytest.raises(
+        InputError, match=r"--tensor-parallel-size 4 --data-parallel-size 2: .* not a multiple of .* 128"
+    ):
+        llmcalc.memory("Qwen/Qwen3-30B-A3B-FP8", **words, tp=4, dp=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "reason"),
+    [
+        ("qwen3-30b-a3b", {"tp": 2, "enable_eplb": True}, "--enable-eplb: .* expected --enable-expert-parallel too"),
+        ("qwen3-30b-a3b", {"enable_eplb": True, "enable_expert_parallel": True}, "--enable-eplb: .* on one rank"),
+        ("qwen3-30b-a3b", {"tp": 2, "num_redundant_experts": 2}, "--num-redundant-experts 2: .* --enable-eplb too"),
+        (
+            "qwen3-30b-a3b",
+            {"tp": 2, "eplb_config": {"num_redundant_experts": 4}},
+            "--eplb-config num_redundant_experts 4: .* --enable-eplb too",
+        ),
+        (
+            "llama3.1-8b",
+            {"tp": 2, "enable_expert_parallel": True},
+            "--enable-expert-parallel: the model has no experts",
+        ),
+    ],
+)
+def test_balancing_with_which_vllm_does_not_start_is_refused(model: str, flags: dict[str, Any], reason: str) -> None:
+    """vllm/config/parallel.py, `_validate_parallel_config`; vllm/config/model.py, `_verify_with_expert_parallelism`."""
+    with pytest.raises(InputError, match=reason):
+        llmcalc.memory(model, hardware="h100", engine="vllm", **flags)
