@@ -137,7 +137,8 @@ def test_a_draft_takes_time_and_memory(run: Any) -> None:
     text = serve(run, *words, "--draft", "ngram")["servers"][0]
     model = serve(run, *words, "--draft", "llama3.2-1b")["servers"][0]
     assert model["kv_tokens"] < text["kv_tokens"]
-    for entry, other in zip(model["curve"][:-1], text["curve"][:-1], strict=True):  # the last is at the server's own limit
+    # The last entry of each is at its server's own limit.
+    for entry, other in zip(model["curve"][:-1], text["curve"][:-1], strict=True):
         assert entry["concurrency"] == other["concurrency"]
         assert entry["tpot"]["estimate"] > other["tpot"]["estimate"]
         assert entry["ttft"]["estimate"] > other["ttft"]["estimate"]
