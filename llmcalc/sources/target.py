@@ -266,6 +266,8 @@ VARIANT = re.compile(
 
 
 def _unknown_target(model_target: str) -> str:
+    from .huggingface.drafts import CLASSES
+
     target_names = [target_name.strip() for target_name in model_target.split(",")]
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
@@ -280,6 +282,11 @@ def _unknown_target(model_target: str) -> str:
     if model_target in ("mtp", "ngram"):
         return (
             f"'{model_target}' drafts tokens without a model, for llmcalc serve --draft alone; expected a model's name"
+        )
+    if model_target.lower().replace("-", "_") in CLASSES:
+        return (
+            f"'{model_target}' is a kind of draft models; expected a draft's own config: its hub id, "
+            "folder or config.json"
         )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:

@@ -333,7 +333,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     """
     typed_flag = with_hyphens(flag_name)
     equivalents = [spelling for group in SAME_MEANING if typed_flag in group for spelling in group]
-    equivalents += [f"{typed_flag}-size", f"{typed_flag}_size"]
+    equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
 
