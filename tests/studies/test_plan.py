@@ -866,6 +866,29 @@ def test_a_search_for_the_fastest_layout_that_found_none_in_its_budget_is_that_o
     assert plan.tried_count == 4
 
 
+def test_a_search_for_the_fastest_layout_asks_for_weights_before_it_measures_ranks() -> None:
+    """The first layout shows that the kernels run; weights alone of the others are too large."""
+    measured_layouts: list[int] = []
+
+    def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
+        measured_layouts.append(layout.pp)
+        return exceeds_capacity(200)
+
+    plan = LayoutOrder(
+        LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4)]),
+        100,
+        lambda *_: 200,
+        lambda *_: 1,
+        lambda *_: 200,
+        EstimateErrors(0.1),
+        lambda *_: 1.0,
+        least_bytes=lambda *_: 150,
+        has_too_large_rank=is_too_large,
+    ).plan_of_fastest()
+    assert measured_layouts == [1]
+    assert plan.refusal_counts == {TOO_MUCH: 3}
+
+
 def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
     def refused_bytes(*_: object) -> int:
         raise InputError("--recompute: no kernels; expected others")
