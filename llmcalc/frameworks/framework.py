@@ -89,7 +89,8 @@ class EstimateErrors(NamedTuple):
     underestimate: how much less a layout may need. overestimate: how much more it may need.
 
     `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
-    needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments.
+    needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments. The rank of
+    any stage of a pipeline needed at most 0.48 more than the estimate of its stage.
     """
 
     underestimate: float

@@ -97,6 +97,8 @@ def search_layouts(
         _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
         if layout_search.possible_layouts:
             return layout_search
+    if not experts and (layout_request.ep or 1) > 1:
+        raise InputError(f"--ep {layout_request.ep}: the model has no routed experts to divide; remove it")
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT

@@ -93,9 +93,13 @@ class WorkBudget:
     """The limit on simulated work in a search. units: the work that the search may do, in units of `SimulatedWork`."""
 
     def __init__(self, work_units: int) -> None:
-        EFFORT.begin_search()
-        self._start = EFFORT.units
         self._units = work_units
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins another search, which may do as much work."""
+        EFFORT.begin_search()
+        self._start: int = EFFORT.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
         """Whether this share of the budget is spent, by default all of it."""

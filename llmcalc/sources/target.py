@@ -270,6 +270,8 @@ PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[
 
 
 def _unknown_target(model_target: str) -> str:
+    from .huggingface.drafts import CLASSES
+
     if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
@@ -289,6 +291,11 @@ def _unknown_target(model_target: str) -> str:
     if model_target in ("mtp", "ngram"):
         return (
             f"'{model_target}' drafts tokens without a model, for llmcalc serve --draft alone; expected a model's name"
+        )
+    if model_target.lower().replace("-", "_") in CLASSES:
+        return (
+            f"'{model_target}' is a kind of draft models; expected a draft's own config: its hub id, "
+            "folder or config.json"
         )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:

@@ -8,7 +8,6 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
@@ -389,8 +388,11 @@ def plan_of(
             budget,
             replays.begin,
         )
-        fastest_plan = order_of_layouts.plan_of_fastest() if row_limit == 1 and suggests_nearest == "never" else None
-        layout_order = fastest_plan or order_of_layouts.plan(row_limit, suggests_nearest)
+        layout_order = (
+            order_of_layouts.plan_of_fastest()
+            if row_limit == 1 and suggests_nearest == "never"
+            else order_of_layouts.plan(row_limit, suggests_nearest)
+        )
     layout_plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -549,41 +551,77 @@ class LayoutOrder:
             refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
             too_large_candidates = []
             ranked_layouts.nearest_candidate = self._smallest_replay(refused_candidates)
-        ranked_layouts.refusal_counts = dict(layouts.refusal_counts)
-        ranked_layouts.ended_early |= UNTRIED in ranked_layouts.refusal_counts
-        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or refused_candidates or too_large_candidates):
-            self._raise_most_frequent_error(ranked_layouts.refusal_counts)
-        if refused_candidates or too_large_candidates:
-            ranked_layouts.refusal_counts[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
-        return ranked_layouts
+        ranked_layouts.ended_early |= UNTRIED in layouts.refusal_counts
+        return self._with_refusals(ranked_layouts, len(refused_candidates) + len(too_large_candidates))
 
-    def plan_of_fastest(self) -> RankedLayouts | None:
-        """Returns the plan of the fastest layout alone, or of none if none may fit; None if its replay does not fit.
+    def plan_of_fastest(self) -> RankedLayouts:
+        """Returns the plan of the fastest layout alone, as `plan(1, "never")` finds it, which takes longer.
 
         The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
         until the next one is slower than a tie with the fastest that may fit; first those of the most recomputation.
-        Also None for layouts without times, and where the budget's share is spent.
+        A search that ends early without a layout that fits, or has no times, is that of `plan`, with a budget of its
+        own. Raises `InputError` as `plan` does.
         """
-        layouts, fastest_candidates = self.layout_search.possible_layouts, list[Candidate]()
+        layouts, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
         if self.step_seconds is None:
+            return self.plan(1, "never")
+        ranked_layouts, too_large_count = RankedLayouts(layouts.tried_count), 0
+        timed_layouts = [(self._least_seconds(*layout_run), layout_run) for layout_run in layouts.possible_layouts]
+        slowest_first = sorted(timed_layouts, key=lambda timed_layout: timed_layout[0])[::-1]
+
+        def with_ties(candidates: list[Candidate]) -> list[Candidate]:
+            nonlocal too_large_count
+            while slowest_first and not any(
+                slowest_first[-1][0] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in candidates
+            ):
+                if len(slowest_first) < len(timed_layouts) and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                    ranked_layouts.ended_early = True
+                    break
+                _, layout_run = slowest_first.pop()
+                try:
+                    candidate = self._candidate_that_may_fit(*layout_run)
+                except InputError as error:
+                    layouts.refuse(error)
+                    continue
+                too_large_count += candidate is None
+                candidates = candidates if candidate is None else [*candidates, candidate]
+            return self._sort_candidates(candidates)
+
+        too_large_candidates = self._replay_in_order(ranked_layouts, 1, [], with_ties)
+        if ranked_layouts.ended_early and not ranked_layouts.feasible:
+            layouts.refusal_counts = refusals_before
+            self._estimated_sizes.clear()
+            self.budget.restart()
+            return self.plan(1, "never")
+        return self._with_refusals(ranked_layouts, too_large_count + len(too_large_candidates))
+
+    def _candidate_that_may_fit(self, layout: Layout, micro_batches: int) -> Candidate | None:
+        """Returns the candidate of a layout with as little recomputation as it needs; None if it does not fit.
+
+        Bounds that are known sooner than the estimate come first. Raises `InputError` for a layout that can have no
+        kind of recomputation.
+        """
+        layout_run = layout, micro_batches, self.recompute_modes[-1]
+        kernel_sizes = _kernel_layout_sizes(layout)
+        if kernel_sizes in self._estimated_sizes and self._is_too_large(*layout_run):
             return None
-        least_seconds = [self._least_seconds(*layout_run) for layout_run in layouts]
-        for i in sorted(range(len(layouts)), key=least_seconds.__getitem__):
-            if any(least_seconds[i] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in fastest_candidates):
-                break
-            if self._estimated_sizes and self.budget.is_spent(SHARE_OF_ESTIMATES):
-                return None
-            if not self._has_too_large_rank(*layouts[i], self.recompute_modes[-1]):
-                with suppress(InputError):
-                    candidate = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
-                    fastest_candidates += [candidate] if candidate is not None and candidate.may_fit else []
-        if not fastest_candidates:
-            return RankedLayouts(len(layouts))
-        first_candidate, *other_candidates = self._sort_candidates(fastest_candidates)
-        fastest_layout = self._replay_with_messages(first_candidate)
-        if isinstance(fastest_layout, InputError) or fastest_layout.headroom < 0:
+        if self._has_too_large_rank(*layout_run):
+            self._estimated_sizes.add(kernel_sizes)
             return None
-        return RankedLayouts(len(layouts), [fastest_layout], other_candidates, replay_count=1)
+        candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
+        return candidate if candidate is not None and candidate.may_fit else None
+
+    def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
+        """Returns a plan with the reasons against layouts. too_large_count: number of layouts that do not fit.
+
+        Raises the most frequent error if no layout fits, may fit or is too large.
+        """
+        refusal_counts = ranked_layouts.refusal_counts = dict(self.layout_search.refusal_counts)
+        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or too_large_count):
+            self._raise_most_frequent_error(refusal_counts)
+        if too_large_count:
+            refusal_counts[TOO_MUCH] = too_large_count
+        return ranked_layouts
 
     def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
@@ -598,18 +636,22 @@ class LayoutOrder:
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
     def _replay_in_order(
-        self, ranked_layouts: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
+        self,
+        ranked_layouts: RankedLayouts,
+        row_limit: int,
+        waiting_candidates: list[Candidate],
+        with_further_candidates: Callable[[list[Candidate]], list[Candidate]] = list,
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
-        stands in order.
+        stands in order. with_further_candidates: (waiting candidates) → the same with others, in order; default none.
         """
         too_large_candidates: list[Candidate] = []
         while (
             len(ranked_layouts.feasible) < row_limit
-            and waiting_candidates
             and ranked_layouts.replay_count < row_limit + FURTHER_REPLAYS
+            and (waiting_candidates := with_further_candidates(waiting_candidates))
         ):
             if ranked_layouts.replay_count and self.budget.is_spent():
                 ranked_layouts.ended_early = True

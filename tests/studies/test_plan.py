@@ -792,24 +792,114 @@ def test_the_fastest_layout_alone_is_found_by_its_seconds_first(
         EstimateErrors(0.1),
         lambda layout, _, recompute: layout.pp + 0.5 * (recompute == "full"),
         ("", "full"),
-        exceeds=lambda _layout, _batches, recompute, is_too_large: is_too_large(tensor_bytes[recompute]),
+        has_too_large_rank=lambda _layout, _batches, recompute, is_too_large: is_too_large(tensor_bytes[recompute]),
     ).plan_of_fastest()
-    assert plan is not None
     assert [candidate.layout.pp for candidate in plan.feasible] == ([] if fastest is None else [fastest])
     assert sorted(set(estimated_layouts)) == estimated
+    assert plan.refusal_counts == ({TOO_MUCH: 3} if fastest is None else {})
+    assert plan.tried_count == 3
 
 
-def test_a_fastest_layout_whose_replay_does_not_fit_decides_nothing() -> None:
+def fastest_plan_of_layouts(
+    replayed_bytes: dict[tuple[int, str], int],
+    work_units: int = 10**6,
+    units_per_estimate: int = 0,
+    too_large_stages: tuple[int, ...] = (),
+) -> tuple[RankedLayouts, list[tuple[int, str]]]:
+    """Returns a plan of the fastest layout and the replays that it made, of layouts of 1, 2 and 4 stages.
+
+    Their seconds are 1.0, 1.5 and 2.0 and with full recomputation 1.8 times as many. Tensors of the stages that are not
+    too large have 50 bytes of 100. replayed_bytes: (stages, recomputation) → bytes; default 50. work_units: the budget.
+    """
+    replays: list[tuple[int, str]] = []
+
+    def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
+        EFFORT.units += units_per_estimate
+        return exceeds_capacity(200 if layout.pp in too_large_stages else 50)
+
+    def bytes_of_replay(layout: Layout, _batches: int, recompute: str, _limit: int | None) -> int:
+        replays.append((layout.pp, recompute))
+        return replayed_bytes.get(replays[-1], 50)
+
+    layout_search = LayoutSearch([(Layout(pp=pp), 4) for pp in (4, 2, 1)])
+    layout_search.refuse(InputError("a reason of the search; expected others"))
     plan = LayoutOrder(
-        LayoutSearch([(Layout(), 4)]),
+        layout_search,
         100,
-        lambda *_: 50,
+        lambda layout, *_: 200 if layout.pp in too_large_stages else 50,
         lambda *_: 1,
-        lambda *_: 150,
+        bytes_of_replay,
+        EstimateErrors(0.1),
+        lambda layout, _, recompute: {1: 1.0, 2: 1.5, 4: 2.0}[layout.pp] * (1.8 if recompute else 1),
+        ("", "full"),
+        has_too_large_rank=is_too_large,
+        budget=WorkBudget(work_units),
+    ).plan_of_fastest()
+    return plan, replays
+
+
+def test_a_fastest_layout_whose_replay_does_not_fit_gives_way_to_the_next() -> None:
+    """Not to the same with full recomputation, which is slower than the next layout without."""
+    plan, replays = fastest_plan_of_layouts({(1, ""): 150})
+    assert replays == [(1, ""), (2, "")]
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.feasible] == [(2, "")]
+    plan, replays = fastest_plan_of_layouts({(1, ""): 150, (2, ""): 150})
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.feasible] == [(1, "full")]
+    plan, _ = fastest_plan_of_layouts({(pp, recompute): 150 for pp in (1, 2, 4) for recompute in ("", "full")})
+    assert (plan.feasible, plan.unreplayed, plan.ended_early) == ([], [], False)
+    assert plan.refusal_counts == {TOO_MUCH: 3, "a reason of the search": 1}
+    assert plan.tried_count == 4
+
+
+def test_a_search_for_the_fastest_layout_keeps_what_it_has_when_its_budget_is_spent() -> None:
+    plan, replays = fastest_plan_of_layouts({}, work_units=100, units_per_estimate=60)
+    assert replays == [(1, "")]
+    assert [candidate.layout.pp for candidate in plan.feasible] == [1]
+
+
+def test_a_search_for_the_fastest_layout_that_found_none_in_its_budget_is_that_of_all_layouts() -> None:
+    """With a budget of its own, and each refusal counted once."""
+    plan, replays = fastest_plan_of_layouts({}, 100, units_per_estimate=60, too_large_stages=(1,))
+    assert replays == [(2, "")]
+    assert [candidate.layout.pp for candidate in plan.feasible] == [2]
+    assert plan.refusal_counts == {UNTRIED: 1, "a reason of the search": 1}
+    assert plan.tried_count == 4
+
+
+def test_a_search_for_the_fastest_layout_asks_for_weights_before_it_measures_ranks() -> None:
+    """The first layout shows that the kernels run; weights alone of the others are too large."""
+    measured_layouts: list[int] = []
+
+    def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
+        measured_layouts.append(layout.pp)
+        return exceeds_capacity(200)
+
+    plan = LayoutOrder(
+        LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4)]),
+        100,
+        lambda *_: 200,
+        lambda *_: 1,
+        lambda *_: 200,
         EstimateErrors(0.1),
         lambda *_: 1.0,
+        least_bytes=lambda *_: 150,
+        has_too_large_rank=is_too_large,
     ).plan_of_fastest()
-    assert plan is None
+    assert measured_layouts == [1]
+    assert plan.refusal_counts == {TOO_MUCH: 3}
+
+
+def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
+    def refused_bytes(*_: object) -> int:
+        raise InputError("--recompute: no kernels; expected others")
+
+    search = LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)])
+    layout_order = LayoutOrder(
+        search, 100, refused_bytes, lambda *_: 1, lambda *_: 50, EstimateErrors(0.1), lambda *_: 1.0
+    )
+    with pytest.raises(InputError, match="no kernels"):
+        layout_order.plan_of_fastest()
+    assert search.refusal_counts == {"--recompute: no kernels": 2}
 
 
 class BegunCalls:

@@ -40,6 +40,15 @@ def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, frame
         assert -stated.underestimate <= error.share <= stated.overestimate, error
 
 
+@pytest.mark.parametrize("framework", with_rest({name: name for name in NAMES if name != "deepspeed"}, ("megatron",)))
+def test_a_rank_of_any_stage_needs_no_more_than_is_stated(framework: str) -> None:
+    """A replay of a layout leaves out the ranks of stages whose estimate with this margin is below another rank's."""
+    stage_errors = list(errors(framework, "qwen3-0.6b", 512, 2, pp=4))
+    assert stage_errors
+    for error in stage_errors:
+        assert error.largest_stage_share <= framework_named(framework).estimate_errors.overestimate, error
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_with_one_round_of_micro_batches_one_stage_of_a_rank_has_whole_gradients(stage: int) -> None:
     """torch/distributed/pipelining/stage.py, `perform_reduce_grad`: after a stage's last micro-batch."""

@@ -28,7 +28,7 @@ DEVICES = 16
 
 
 class Error(NamedTuple):
-    """The error of one layout. walked, replayed: bytes of its worst rank."""
+    """The error of one layout. walked, replayed: bytes of its worst rank. largest_stage_share: of its stages' ranks."""
 
     framework: str
     model: str
@@ -36,6 +36,7 @@ class Error(NamedTuple):
     options: str
     walked: int
     replayed: int
+    largest_stage_share: float
 
     @property
     def share(self) -> float:
@@ -43,28 +44,50 @@ class Error(NamedTuple):
         return self.replayed / self.walked - 1
 
 
-def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVICES) -> Iterator[Error]:
-    """The errors of up to `most` layouts of a model, drawn at random with a fixed seed."""
+def errors(
+    framework: str, model: str, seq: int, most: int, devices: int = DEVICES, pp: int | None = None
+) -> Iterator[Error]:
+    """The errors of up to `most` layouts of a model, drawn at random with a fixed seed. pp: stages; default any."""
     spec = load(model).model
     one = memory(spec, Settings("training", seq=seq))
     layouts = search_layouts(
-        spec, devices, 4 * devices, 1, seq, framework_named(framework).layout_rules, LayoutRequest(devices=devices)
+        spec,
+        devices,
+        4 * devices,
+        1,
+        seq,
+        framework_named(framework).layout_rules,
+        LayoutRequest(devices=devices, pp=pp),
     ).possible_layouts
     walk = framework_named(framework).estimate(one)
     for layout, batches in random.Random(1).sample(layouts, min(most, len(layouts))):
         try:
-            walked = walk.largest_rank(layout, batches)[0]
+            stage_peaks = walk.peaks_by_stage(layout, batches)
             cluster = Cluster.with_framework(one.with_changes(num_microbatches=batches), layout, framework)
-            yield Error(framework, model, seq, layout.options(), walked, cluster.device_rank.device.device_bytes)
+            stage_shares = [
+                cluster.rank_memory(rank, one.cuda_runtime).device.device_bytes
+                / stage_peaks[layout.coordinates(rank).pp]
+                for rank in cluster.ranks_that_may_need_most
+            ]
+            device_bytes = cluster.device_rank.device.device_bytes
+            yield Error(framework, model, seq, layout.options(), max(stage_peaks), device_bytes, max(stage_shares) - 1)
         except InputError:
             continue
 
 
 def main() -> None:
     for framework in NAMES:
-        found = [one for model in MODELS for seq in LENGTHS for one in errors(framework, model, seq, 6)]
+        found = [
+            error
+            for model in MODELS
+            for seq in LENGTHS
+            for pp in (None, 4)
+            for error in errors(framework, model, seq, 4, pp=pp)
+        ]
         for error in (min(found, key=lambda one: one.share), max(found, key=lambda one: one.share)):
             print(f"{framework} of {len(found)}: {error.share:+.3f} {error.model} --seq {error.seq} {error.options}")
+        error = max(found, key=lambda one: one.largest_stage_share)
+        print(f"  of a stage: {error.largest_stage_share:+.3f} {error.model} --seq {error.seq} {error.options}")
 
 
 if __name__ == "__main__":

@@ -318,8 +318,7 @@ def read_flag_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            suggestion = _suggested_equivalent(typed_flag, flags_by_name) or suggestion
-            raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
+            raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, other_ways)
         flag = flags_by_keyword[flag_name]
         needs_value = flag.kind in VALUE_KINDS and not (
             flag.value_if_bare or flag.off_spellings or flag.refusal_reason or flag.is_memory_neutral
@@ -331,12 +330,14 @@ def read_flag_values(
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns a suggestion of the engine's flag that means the same as another engine's flag; empty without one."""
+    """Returns a suggestion of the engine's flag that means the same as another engine's flag; empty without one.
+
+    `--pp` and the like are short for `--pp-size`.
+    """
     typed_flag = with_hyphens(flag_name)
-    equivalents = (
-        spelling for group in SAME_MEANING if typed_flag in group for spelling in group if spelling in flags_by_name
-    )
-    equivalent_flag = next(equivalents, "")
+    equivalents = [spelling for group in SAME_MEANING if typed_flag in group for spelling in group]
+    equivalents.append(f"{typed_flag}-size")
+    equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
 
 
@@ -349,23 +350,31 @@ def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[
 
 
 def _unknown_flag_error(
-    engine_title: str, flag_name: str, suggestion: str, alternatives_by_flag: Mapping[str, str]
+    engine_title: str,
+    flag_name: str,
+    flags_by_name: Mapping[str, Flag],
+    suggestion: str,
+    alternatives_by_flag: Mapping[str, str],
 ) -> InputError:
     """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names.
 
-    An option of runs without an engine, such as `--optimizer-dtype`, is named as such.
+    An option of runs without an engine, such as `--optimizer`, is named as such, unless a flag means the same.
     """
     if flag_name in alternatives_by_flag:
         return InputError(f"{flag_name}: {engine_title} has no such flag; expected {alternatives_by_flag[flag_name]}")
+    equivalent_suggestion = _suggested_equivalent(flag_name, flags_by_name)
     if with_hyphens(flag_name) in NAMES_OF_HARDWARE:
-        suggestion = " Did you mean --hardware?"
-    if suggestion:
-        return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
+        equivalent_suggestion = " Did you mean --hardware?"
     run_options = {*declarations_of(Settings), *declarations_of(LayoutRequest)}
-    fix_text = (
-        "expected no --engine, beside which it means nothing" if keyword_of(flag_name) in run_options else "remove it"
+    if keyword_of(flag_name) in run_options and not equivalent_suggestion:
+        return InputError(
+            f"{flag_name}: {engine_title} has no such flag; remove it, or remove --engine "
+            f"({flag_name} is an option of runs without an engine)"
+        )
+    suggestion = equivalent_suggestion or suggestion
+    return InputError(
+        f"{flag_name}: {engine_title} has no such flag{f'.{suggestion}' if suggestion else '; remove it'}"
     )
-    return InputError(f"{flag_name}: {engine_title} has no such flag; {fix_text}")
 
 
 def _is_memory_neutral_field(flags: Sequence[Flag], field_name: str) -> bool:
@@ -471,10 +480,10 @@ def split_arguments(
                 with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = _suggested_equivalent(option, flags_by_name) or suggest(with_hyphens(option), known_spellings)
+            suggestion = suggest(with_hyphens(option), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
-                raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
+                raise _unknown_flag_error(engine_title, option, flags_by_name, suggestion, other_ways)
             unknown_flags[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
