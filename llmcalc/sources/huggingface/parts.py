@@ -193,8 +193,7 @@ def decoder(
     if final_norm is not None:
         layers["final_norm"] = final_norm
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_integer("max_position_embeddings") is not None:

@@ -165,9 +165,9 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    hidden, heads, time_reduction = (
-        config.integer(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
-    )
+    hidden, heads, time_reduction = config.integer_fields(
+        "hidden_size", "num_attention_heads", "time_reduction"
+    ).values()
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
@@ -176,8 +176,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     mel_bin_count = config.integer("input_size")
     for _ in range(time_reduction.bit_length() - 1):
         mel_bin_count = (mel_bin_count - 1) // 2 + 1
-    if config.has("nemo_final_size"):
-        config.require("nemo_final_size", mel_bin_count)
+    config.require_if_present("nemo_final_size", mel_bin_count)
     first_conv = {"channels": config.integer("nemo_conv_channels"), "bias": True}
     halving_convolutions = [
         first_conv,

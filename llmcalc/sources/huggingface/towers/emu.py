@@ -74,13 +74,10 @@ def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipli
     """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
-        "in_channels": config.integer("in_channels"),
-        "out_channels": config.integer("out_channels"),
+        **config.integer_fields("in_channels", "out_channels"),
         "base_channels": base_channels,
         "channel_multiplier": channel_multipliers,
-        "num_res_blocks": config.integer("num_res_blocks"),
-        "latent_channels": config.integer("latent_channels"),
-        "embed_dim": config.integer("embed_dim"),
+        **config.integer_fields("num_res_blocks", "latent_channels", "embed_dim"),
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }

@@ -37,10 +37,7 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
     """
     config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
-    stem_table = {
-        "num_mel_bins": config.integer("num_mel_bins"),
-        "max_source_positions": config.integer("max_source_positions"),
-    }
+    stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
     audio_framing = {
         "type": "chunks",
         "chunk": chunk_frames,

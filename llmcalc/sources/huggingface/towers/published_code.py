@@ -206,8 +206,7 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
 def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
     root_config.require("tile_tag", "2D")
-    config.require("class_token", False)
-    config.require("global_pool", "map")
+    config.require_fields(class_token=False, global_pool="map")
     hidden_size, norm = config.integer("width"), layernorm(1e-6)
     timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
@@ -222,8 +221,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
     projector_config = Config(
         root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config."
     )
-    projector_config.require("projector_type", "downsample_mlp_gelu")
-    projector_config.require("token_pooling", False)
+    projector_config.require_fields(projector_type="downsample_mlp_gelu", token_pooling=False)
     projector_config.require("n_embed", text_hidden_size)
     projector_config.require("input_dim", hidden_size)
     inner_width = text_hidden_size * projector_config.integer("mlp_ratio")

@@ -188,10 +188,7 @@ def _read_big_bird(config: Config) -> Table:
 
 
 def _read_mpnet(config: Config) -> Table:
-    bias = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
-    }
+    bias = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
     stack = {
         "position": padded_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),

@@ -68,8 +68,7 @@ def _side_convolution(config: Config) -> Table:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
     convolution_fields = {
-        "conv_kernel_size": config.integer("conv_kernel_size"),
-        "conv_groups": config.integer("conv_groups"),
+        **config.integer_fields("conv_kernel_size", "conv_groups"),
         "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
     return {"side_convolution": {**convolution_fields, "norm": norm}}

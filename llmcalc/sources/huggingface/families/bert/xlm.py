@@ -27,8 +27,7 @@ from ...parts import (
 
 
 def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
-    config.require("asm", False)
-    config.require("is_encoder", True)
+    config.require_fields(asm=False, is_encoder=True)
     norm = layernorm(config.number("layer_norm_eps"))
     heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -57,8 +56,7 @@ def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
     if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
         return None
-    config.require("summary_use_proj", True)
-    config.require("summary_proj_to_labels", True)
+    config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {}
 
 

@@ -34,8 +34,7 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
 def _read_deepseek_v4(config: Config) -> Table:
-    config.require("n_shared_experts", 1)
-    config.require("hidden_act", "silu")
+    config.require_fields(n_shared_experts=1, hidden_act="silu")
     depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size", "intermediate_size")
@@ -70,7 +69,7 @@ def _read_deepseek_v4(config: Config) -> Table:
     }
     block = {
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
-        "hc_mult": config.integer("hc_mult"), "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
+        **config.integer_fields("hc_mult", "hc_sinkhorn_iters"),
     }  # fmt: skip
     stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)

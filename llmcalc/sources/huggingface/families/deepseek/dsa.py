@@ -70,8 +70,7 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
-    config.require("moe_layer_freq", 1)
-    config.require("mlp_bias", False)
+    config.require_fields(moe_layer_freq=1, mlp_bias=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))

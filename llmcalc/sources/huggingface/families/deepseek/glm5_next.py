@@ -45,8 +45,7 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 def _read_glm5_next_text(config: Config) -> Table:
     uncounted_prediction(config)
     for field_name, field_value in PUBLISHED_FIELDS.items():
-        if config.has(field_name):
-            config.require(field_name, field_value)
+        config.require_if_present(field_name, field_value)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
     config.require("hidden_act", "silu")
@@ -58,8 +57,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     config.quotient("index_kpool", selected_tokens, pool_size)
     indexer_table = {
         "type": "pooled",
-        "index_n_heads": config.integer("index_n_heads"),
-        "index_head_dim": config.integer("index_head_dim"),
+        **config.integer_fields("index_n_heads", "index_head_dim"),
         "index_topk": selected_tokens,
         "index_kpool": pool_size,
     }

@@ -33,10 +33,8 @@ from .deepseek import ROUTING, SIGMOID, routed_experts
 
 def _read_solar_open(config: Config) -> Table:
     """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
-    if config.has("first_k_dense_replace"):
-        config.require("first_k_dense_replace", 0)
-    if config.has("use_qk_norm"):
-        config.require("use_qk_norm", False)
+    config.require_if_present("first_k_dense_replace", 0)
+    config.require_if_present("use_qk_norm", False)
     config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))

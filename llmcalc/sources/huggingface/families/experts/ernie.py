@@ -91,8 +91,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         )
     if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
-    if config.has("moe_layer_interval"):
-        config.require("moe_layer_interval", 1)
+    config.require_if_present("moe_layer_interval", 1)
     return _ffn_kinds(
         config,
         layer_kinds,

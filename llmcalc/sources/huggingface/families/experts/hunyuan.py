@@ -54,8 +54,7 @@ def _check_published_fields(config: Config) -> None:
         ("mlp_bias", (False,)),
         ("norm_type", ("rms",)),
     ):
-        if config.has(field_name):
-            config.require(field_name, *counted_values)
+        config.require_if_present(field_name, *counted_values)
 
 
 def _read_hunyuan_v1_dense(config: Config) -> Table:
@@ -100,8 +99,7 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
         if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
             raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
-    if config.has("moe_layer_num_skipped"):
-        config.require("moe_layer_num_skipped", 0)
+    config.require_if_present("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
     layer_configs: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}

@@ -29,8 +29,7 @@ from ..deepseek.deepseek import ROUTING, SIGMOID
 
 
 def _read_mimo(config: Config) -> Table:
-    config.require("attention_bias", True)
-    config.require("use_sliding_window", False)
+    config.require_fields(attention_bias=True, use_sliding_window=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
     return decoder(config, block, norm, **prediction(config))
@@ -42,8 +41,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
     `hybrid_layer_pattern`), so they must have the values that it builds.
     """
-    config.require("add_swa_attention_sink_bias", True)
-    config.require("add_full_attention_sink_bias", False)
+    config.require_fields(add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
@@ -64,8 +62,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for field_name, field_value in head_fields.items():
-        if config.has(f"swa_{field_name}"):
-            config.require(f"swa_{field_name}", field_value)
+        config.require_if_present(f"swa_{field_name}", field_value)
     experts = moe(
         config.integer("n_routed_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),

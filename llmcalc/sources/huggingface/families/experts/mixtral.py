@@ -82,8 +82,7 @@ def read_qwen3_moe(config: Config) -> Table:
         ("shared_expert_intermediate_size", 0),
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
-        if config.has(field_name):
-            config.require(field_name, field_value)
+        config.require_if_present(field_name, field_value)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(

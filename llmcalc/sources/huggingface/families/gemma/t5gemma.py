@@ -63,10 +63,7 @@ def _read_t5gemma(config: Config) -> Table:
         class_name = architecture(config)
         if class_name in ("T5GemmaForConditionalGeneration", "T5GemmaModel"):
             raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
-        model_sizes = {
-            "vocab_size": encoder_config.integer("vocab_size"),
-            "hidden_size": encoder_config.integer("hidden_size"),
-        }
+        model_sizes = encoder_config.integer_fields("vocab_size", "hidden_size")
         config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
             **model_sizes,

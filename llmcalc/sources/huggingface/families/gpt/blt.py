@@ -59,8 +59,7 @@ def _read_blt(config: Config) -> Table:
             )
         residual_streams["patcher"] = {
             **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
-            "vocab_size": patcher_config.integer("vocab_size"),
-            "hidden_size": patcher_config.integer("hidden_size"),
+            **patcher_config.integer_fields("vocab_size", "hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         residual_streams["patcher_runs"] = splits_by_entropy

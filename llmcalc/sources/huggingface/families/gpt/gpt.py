@@ -77,8 +77,7 @@ def _multiple_choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
-    config.require("summary_use_proj", True)
-    config.require("summary_proj_to_labels", True)
+    config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 

@@ -19,10 +19,8 @@ def _read_internlm3(config: Config) -> Table:
 
 
 def _read_iquestcoder(config: Config) -> Table:
-    if config.has("use_sliding_window"):
-        config.require("use_sliding_window", False)
-    if config.has("clip_qkv"):
-        config.require("clip_qkv", None)
+    config.require_if_present("use_sliding_window", False)
+    config.require_if_present("clip_qkv", None)
     return llama_decoder(
         config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )

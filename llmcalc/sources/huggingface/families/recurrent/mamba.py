@@ -64,8 +64,7 @@ def read_mamba2(config: Config) -> Table:
         "type": "mamba2",
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": config.integer("state_size"),
-        "n_groups": config.integer("n_groups"),
+        **config.integer_fields("state_size", "n_groups"),
     }
     bias_fields = {
         "use_bias": config.flag("use_bias"),
@@ -73,8 +72,7 @@ def read_mamba2(config: Config) -> Table:
         "use_conv_bias": config.flag("use_conv_bias"),
     }
     other_fields = {
-        "conv_kernel": config.integer("conv_kernel"),
-        "chunk_size": config.integer("chunk_size"),
+        **config.integer_fields("conv_kernel", "chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     return _state_space_decoder(

@@ -18,12 +18,14 @@ MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_r
 
 def _read_deepseek_v41_text(config: Config) -> Table:
     uncounted_prediction(config)
-    config.require("n_shared_experts", 1)
-    config.require("num_key_value_heads", 1)
-    config.require("attention_bias", False)
-    config.require("scoring_func", "sqrtsoftplus")
-    config.require("hidden_act", "silu")
-    config.require("tie_word_embeddings", False)
+    config.require_fields(
+        n_shared_experts=1,
+        num_key_value_heads=1,
+        attention_bias=False,
+        scoring_func="sqrtsoftplus",
+        hidden_act="silu",
+        tie_word_embeddings=False,
+    )
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     stream_count = config.integer("hc_mult")

@@ -44,8 +44,7 @@ def _read_llada(config: Config) -> Table:
     config.notes.append(STEPS)
     if config.has("num_experts"):
         return _read_llada_moe(config)
-    config.require("block_type", "llama")
-    config.require("layer_norm_type", "rms")
+    config.require_fields(block_type="llama", layer_norm_type="rms")
     for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
         config.require(field_name, None, False)
     config.require("rope", True)

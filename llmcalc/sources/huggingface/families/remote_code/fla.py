@@ -41,8 +41,7 @@ def _read_transformer(config: Config) -> Table:
 
 def _read_gated_deltanet(config: Config) -> Table:
     """Reads gated DeltaNet with the output gate and the convolution that published models have."""
-    config.require("use_gate", True)
-    config.require("use_short_conv", True)
+    config.require_fields(use_gate=True, use_short_conv=True)
     heads, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     value_expansion = config.number("expand_v")
     value_dim = int(key_dim * value_expansion)
@@ -85,8 +84,7 @@ def _read_retnet(config: Config) -> Table:
 
 
 def _read_gla(config: Config) -> Table:
-    config.require("use_short_conv", False)
-    config.require("clamp_min", None)
+    config.require_fields(use_short_conv=False, clamp_min=None)
     return _decoder(config, {"type": "gated_linear_attention", **_linear_attention(config)})
 
 
@@ -110,8 +108,7 @@ def _linear_attention(config: Config) -> Table:
 
 def _read_hgrn2(config: Config) -> Table:
     """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
-    config.require("use_short_conv", False)
-    config.require("elementwise_affine", True)
+    config.require_fields(use_short_conv=False, elementwise_affine=True)
     hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
@@ -178,8 +175,7 @@ def _read_samba(config: Config) -> Table:
 
 def _read_mamba2(config: Config) -> Table:
     """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
-    config.require("rmsnorm", True)
-    config.require("D_has_hdim", False)
+    config.require_fields(rmsnorm=True, D_has_hdim=False)
     if config.has("num_heads"):
         return read_mamba2(config)
     inner_size, head_dim = config.integer("expand") * config.integer("hidden_size"), config.integer("head_dim")

@@ -91,8 +91,7 @@ def _read_phi(config: Config) -> Table:
     """
     heads, rotary_dim = config.integer("num_attention_heads"), config.integer("rotary_dim")
     for field_name in ("n_head_kv", "head_dim"):
-        if config.has(field_name):
-            config.require(field_name, None, heads)
+        config.require_if_present(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
@@ -279,8 +278,7 @@ def _block_part_config(config: Config, layer_index: int, block_config: Table, pa
         {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
     ).table(part_name)
     part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{field_path_prefix}{part_name}.")
-    part_config.require("replace_with_linear", False)
-    part_config.require("sparsify", None)
+    part_config.require_fields(replace_with_linear=False, sparsify=None)
     return part_config
 
 

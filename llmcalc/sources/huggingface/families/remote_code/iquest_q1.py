@@ -29,9 +29,7 @@ def _read_iquest_q1(config: Config) -> Table:
     config = config.with_fields(**{field: config.defaults[field] for field in DEFAULT_IF_NULL if not config.has(field)})
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     attention: Table = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "num_key_value_heads": config.integer("num_key_value_heads"),
-        "head_dim": config.integer("head_dim"),
+        **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
         "qk_norm": {"norm": norm},
         "sink_keys": config.flag("enable_sink_attention"),
         "position": {

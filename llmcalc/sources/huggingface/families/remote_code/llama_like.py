@@ -84,8 +84,7 @@ def _read_minicpm(config: Config) -> Table:
         experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
         model_fields["decoder"]["block"]["feed_forward"] = experts
     if config.has("start_layer"):  # BAAI's reranker, LayerWiseMiniCPMForCausalLM
-        config.require("head_type", "simple")
-        config.require("head_multi", True)
+        config.require_fields(head_type="simple", head_multi=True)
         model_fields["head"] = scores_of_layers(config, model_fields["head"])
     return model_fields
 

@@ -55,9 +55,7 @@ def _attention(config: Config, attention_config: Config, norm: Table, has_bias: 
     if heads % kv_heads:
         raise attention_config.error("kv_n_heads", kv_heads, f"a divisor of {heads}")
     attention_config.require("kv_n_heads", None, kv_heads)
-    attention_config.require("kv_dim", None)
-    attention_config.require("reuse_kv_layer_idx", None)
-    attention_config.require("reuse_kv_x_layer_idx", None)
+    attention_config.require_fields(kv_dim=None, reuse_kv_layer_idx=None, reuse_kv_x_layer_idx=None)
     mixer: Table = {"num_attention_heads": heads, "head_dim": head_dim}
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads

@@ -40,16 +40,13 @@ def _read_mimo_v2(config: Config) -> Table:
 
 def _read_naive(config: Config) -> Table:
     """Reads Naive-N0.5-Flash, whose class requires the sizes of sliding layers."""
-    config.require("tie_word_embeddings", False)
-    config.require("enable_dsa", True)
-    config.require("index_n_kv_heads", 1)
+    config.require_fields(tie_word_embeddings=False, enable_dsa=True, index_n_kv_heads=1)
     for field_name in SIZES:
         config.integer(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
     indexer_table: Table = {
         "type": "token_indexer",
-        "index_n_heads": config.integer("index_n_heads"),
-        "index_head_dim": config.integer("index_head_dim"),
+        **config.integer_fields("index_n_heads", "index_head_dim"),
         "index_topk": config.integer("index_top_k"),
         "rotary_dim": rotary_size,
     }

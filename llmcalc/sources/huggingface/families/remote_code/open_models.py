@@ -109,8 +109,7 @@ def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
 
 def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
-    config.require("layer_norm_type", "rms")
-    config.require("tie_word_embeddings", False)
+    config.require_fields(layer_norm_type="rms", tie_word_embeddings=False)
     norm = rmsnorm(config.number("layer_norm_eps"))
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     mixer.pop("head_dim", None)

@@ -28,8 +28,7 @@ from ..recurrent.delta import KDA_MODULES, LINEAR_OR_FULL, kda, linear_attention
 
 def _read_solar_open2(config: Config) -> Table:
     """Reads Solar Open 2; the attention's o_proj has no bias, regardless of attention_bias."""
-    if config.has("hc_rate"):
-        config.require("hc_rate", 0)
+    config.require_if_present("hc_rate", 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention = attention(
         config,

@@ -162,8 +162,7 @@ def bart_model(
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":

@@ -71,8 +71,7 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
-        "vocab_size": decoder_config.integer("vocab_size"),
-        "hidden_size": decoder_config.integer("hidden_size"),
+        **decoder_config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -127,8 +126,7 @@ def parakeet_encoder(config_section: Config) -> Table:
     activation = config_section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
-    if config_section.has("num_key_value_heads"):
-        config_section.require("num_key_value_heads", heads)
+    config_section.require_if_present("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
@@ -162,8 +160,7 @@ def parakeet_encoder(config_section: Config) -> Table:
 def _subsampling(encoder_config: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
     subsampling_factor, mel_bins = encoder_config.integer("subsampling_factor"), encoder_config.integer("num_mel_bins")
-    encoder_config.require("subsampling_conv_kernel_size", 3)
-    encoder_config.require("subsampling_conv_stride", 2)
+    encoder_config.require_fields(subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
     convolution_count = subsampling_factor.bit_length() - 1
     if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
         raise encoder_config.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")

@@ -28,8 +28,7 @@ def _read_seamless(config: Config) -> Table:
         config.notes += [f"{field}: {part_title} is not counted" for field, part_title in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "head": head_table(config),

@@ -86,8 +86,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     layers_of_decoder = decoder_depth(config)
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if model_fields["tie_word_embeddings"] and config.data.get("scale_decoder_outputs") is False:

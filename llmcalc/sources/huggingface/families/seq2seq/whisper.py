@@ -16,10 +16,7 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 def _read_whisper(config: Config) -> Table:
     encoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_source_positions")}
-    stem_table = {
-        "num_mel_bins": config.integer("num_mel_bins"),
-        "max_source_positions": config.integer("max_source_positions"),
-    }
+    stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
     decoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_target_positions")}
     model_fields = bart_model(
         config, "pre", decoder_position, encoder={"stem": stem_table, "position": encoder_position}
