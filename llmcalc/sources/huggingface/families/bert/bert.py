@@ -287,12 +287,10 @@ def input_size(model_fields: Table) -> Table:
     return {"input_size": model_fields["embedding_size"]} if "embedding_size" in model_fields else {}
 
 
-OLD = field_names(
-    """
+OLD = field_names("""
     position_embedding_type directionality layers_to_keep pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type
-    """
-)
+    """)
 """Fields of earlier versions of the classes."""
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 

@@ -226,30 +226,24 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
-OF_MODERN = OLD | field_names(
-    """
+OF_MODERN = OLD | field_names("""
     causal_mask is_causal classifier_pooling compile deterministic_flash_attn global_rope_theta local_rope_theta
     reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-    """
-)
-OF_NOMIC = OLD | field_names(
-    """
+    """)
+OF_NOMIC = OLD | field_names("""
     dense_seq_output fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions mlp_type n_ctx
     n_positions pad_vocab_size_multiple parallel_block parallel_block_tied_norm rotary_emb_base rotary_emb_fraction
     rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor sequence_parallel use_xentropy causal
     summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
     reorder_and_upcast_attn expert_choice_router ffn_div moe_every_n_layers moe_impl moe_normalize_expert_weights
     moe_resid_pdrop moe_top_k num_shared_experts
-    """
-)
+    """)
 
 
-OF_JINA = field_names(
-    """
+OF_JINA = field_names("""
     emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
     matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
-    """
-)
+    """)
 """Fields of the code in the first repository of jina-embeddings-v3, which the class does not read."""
 
 JINA_ADAPTERS = {

@@ -70,13 +70,11 @@ ALIASES = {
     "num_attention_heads": "n_heads",
     "n_words": "vocab_size",
 }
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
     lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha share_inout_emb
     word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
-    """
-)
+    """)
 DROPOUT = {
     "embedding": "dropout",
     "attention": "attention_dropout",

@@ -174,12 +174,10 @@ KEPT_TWICE = Deviation(
 FAMILIES = {
     "deepseek_v4": Family(
         _read_deepseek_v4,
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
             topk_method
-            """
-        ),
+            """),
         field_writers={
             "layer_types": _written_layer_types,
             "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],

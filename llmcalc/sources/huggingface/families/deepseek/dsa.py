@@ -129,12 +129,10 @@ FAMILIES = {
         _read_glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
             indexer_rope_interleave moe_router_dtype
-            """
-        ),
+            """),
         field_writers={
             **LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],

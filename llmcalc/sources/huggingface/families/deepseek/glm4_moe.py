@@ -97,12 +97,10 @@ FAMILIES = {
             "use_routing_bias": True,
             "shared_intermediate_size": 0,
         },
-        field_names(
-            """
+        field_names("""
             scoring_func shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers sliding_window
             mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
-            """
-        ),
+            """),
         field_writers=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),
         earlier_names={"mlp": "block_sparse_moe"},

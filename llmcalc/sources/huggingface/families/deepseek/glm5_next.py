@@ -174,12 +174,10 @@ FAMILIES = {
         _read_glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             first_k_dense_replace index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq
             index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
-            """
-        ),
+            """),
         field_writers={
             **LATENT_WRITES,
             **UNPADDED,

@@ -119,12 +119,10 @@ def _window_field(config: Config) -> Table:
 FAMILIES = {
     "afmoe": Family(
         _read_afmoe,
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
             use_grouped_mm
-            """
-        ),
+            """),
     ),
     "laguna": Family(
         _read_laguna,

@@ -144,8 +144,7 @@ def _read_hy_v3(config: Config) -> Table:
     )
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
     add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim
     cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
@@ -156,8 +155,7 @@ NO_COUNT = field_names(
     use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id vit_add_patchemb_bias
     vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
     vit_used_rms_norm xdrope_section
-    """
-)
+    """)
 
 OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
 """Fields that are not read for a model without experts."""

@@ -112,12 +112,10 @@ FAMILIES = {
         _read_mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             attention_chunk_size hybrid_block_size layernorm_epsilon n_shared_experts partial_rotary_factor
             swa_rope_theta
-            """
-        ),
+            """),
         field_writers={
             "num_key_value_heads": lambda s: (
                 s.full_attention.num_key_value_heads or s.full_attention.num_attention_heads

@@ -103,13 +103,11 @@ def _sliding_attention_heads(config: Config) -> int:
     return heads
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     att_impl_type first_k_dense_replace moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors
     per_layer_config scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm
     use_rope_layers yarn_only_types zero_centered
-    """
-)
+    """)
 
 
 FAMILIES = {

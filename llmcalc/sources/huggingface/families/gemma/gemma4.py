@@ -158,12 +158,10 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
     return model_fields
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts
     top_k_experts moe_intermediate_size expert_intermediate_size
-    """
-)
+    """)
 
 
 def full_attention(config_values: ConfigValues) -> Any:

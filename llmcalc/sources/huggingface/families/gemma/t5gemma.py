@@ -188,12 +188,10 @@ SIDE: dict[str, Any] = {
 }
 """Defaults of the encoder and of the decoder of T5Gemma."""
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
     max_position_embeddings
-    """
-)
+    """)
 
 TEXT: dict[str, Any] = {
     **SIDE,
@@ -202,12 +200,10 @@ TEXT: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
-IMAGES = field_names(
-    """
+IMAGES = field_names("""
     boi_token_index boi_token_id eoi_token_index eoi_token_id image_token_index image_token_id mm_tokens_per_image
     vision_config text_config tie_word_embeddings
-    """
-)
+    """)
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:

@@ -186,14 +186,12 @@ ALIASES = {
 }
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
     pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
     normalize_attention_scores
-    """
-)
+    """)
 
 
 def _activation_name(config_values: ConfigValues) -> str:

@@ -153,13 +153,11 @@ def _read_cohere_compass(config: Config) -> Table:
     )
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     model_max_length cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
     use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding norm_topk_prob
     shared_expert_combination_strategy
-    """
-)
+    """)
 
 
 def _rms_eps(config_values: ConfigValues) -> float:

@@ -101,12 +101,10 @@ def _read_exaone_moe(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     mtp_loss_scaling_factor mtp_share_layers mtp_sliding_windows scoring_func topk_method n_group topk_group
     norm_topk_prob routed_scaling_factor cache_implementation
-    """
-)
+    """)
 
 FAMILIES = {
     "exaone4": Family(_read_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),

@@ -28,12 +28,10 @@ def read_qwen3_vl_moe_text(config: Config) -> Table:
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
-OF_WRAPPER = field_names(
-    """
+OF_WRAPPER = field_names("""
     image_token_id image_token_index video_token_id vision_config vision_end_token_id vision_start_token_id
     vision_token_id
-    """
-)
+    """)
 
 FAMILIES = {
     "qwen2_vl": Family(None, text_type="qwen2_vl_text", tying_source="either", tower_file="qwen"),

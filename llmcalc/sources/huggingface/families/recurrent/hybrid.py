@@ -200,14 +200,12 @@ def _read_falcon_h1(config: Config) -> Table:
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)
 
 
-MULTIPLIERS = field_names(
-    """
+MULTIPLIERS = field_names("""
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
     key_multiplier attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
     z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb normalization_function mamba_dt_rank
     mlp_expansion_factor num_local_experts num_experts_per_tok partial_rotary_factor
-    """
-)
+    """)
 
 
 def _first_layer_index(layer_indices: list[int]) -> int:

@@ -135,13 +135,11 @@ def _read_lfm3(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-UNUSED = field_names(
-    """
+UNUSED = field_names("""
     block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
     block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
-    """
-)
+    """)
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 

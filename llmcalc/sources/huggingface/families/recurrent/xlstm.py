@@ -59,13 +59,11 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     return config.quotient("num_heads", inner_width, heads)
 
 
-RUNNING = field_names(
-    """
+RUNNING = field_names("""
     head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
     cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
     logit_soft_cap mlstm_round_up_to_multiple_of
-    """
-)
+    """)
 """Fields that choose how the model runs, and a norm that the class always has."""
 
 

@@ -187,14 +187,12 @@ def _read_zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
-OTHER = IGNORED | field_names(
-    """
+OTHER = IGNORED | field_names("""
     kv_channels num_query_groups use_long_context use_mem_eff_path sliding_window n_layer ffn_hidden_size num_layers
     state_size attn_layer_period attn_layer_offset adapter_rank expert_layer_period expert_layer_offset
     use_shared_mlp_adapter head_dim use_conv_bias mamba_dt_rank ft_lora use_shared_block_lora lora_rank vocab_pad
     gated_linear_unit hybrid_layer_ids state_rank use_shared_attention_lora
-    """
-)
+    """)
 
 
 def _layer_kinds(config_values: ConfigValues) -> list[str]:

@@ -201,14 +201,12 @@ FAMILIES = {
     "deepseek_v41_text": Family(
         _read_deepseek_v41_text,
         DEFAULTS,
-        field_names(
-            """
+        field_names("""
             compress_rope_theta dspark_block_size dspark_markov_rank dspark_n_routed_experts dspark_noise_token_id
             dspark_num_experts_per_tok dspark_target_layer_ids engram_compressed_vocab_size engram_pad_token_id
             engram_vocab_size expert_dtype gate_temp hc_eps norm_topk_prob routed_scaling_factor swiglu_limit
             topk_method
-            """
-        ),
+            """),
         source=VLLM,
     ),
     "deepseek_v41": Family(

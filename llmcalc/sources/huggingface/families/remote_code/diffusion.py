@@ -113,21 +113,17 @@ def _read_rnd1(config: Config) -> Table:
     return model_fields
 
 
-BLOCKS = field_names(
-    """
+BLOCKS = field_names("""
     bd_size block_length block_size debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint
     sliding_window use_deepep use_sliding_window
-    """
-)
+    """)
 """Fields of training and sampling in blocks."""
 
-NEMOTRON = field_names(
-    """
+NEMOTRON = field_names("""
     ar_loss_weight default_diffusion_min_threshold default_diffusion_sampler default_diffusion_sampling_scaling_factor
     default_diffusion_steps default_diffusion_threshold default_generation_mode dlm_loss_weight dlm_paradigm
     dp_varying_mask_ratio
-    """
-)
+    """)
 """Fields of Nemotron Labs Diffusion's training and sampling."""
 
 QWEN: dict[str, Any] = {
@@ -167,14 +163,12 @@ FAMILIES = {
             "moe_layer_freq": 1,
         },
         BLOCKS
-        | field_names(
-            """
+        | field_names("""
             activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
             flash_attention init_cutoff_factor init_device init_fn layer_norm_with_affine multi_query_attention
             moe_router_enable_expert_bias moe_router_score_function moe_router_topk_scaling_factor norm_topk_prob
             precision rope_full_precision routed_scaling_factor router_num_group router_topk_group scale_logits
-            """
-        ),
+            """),
         aliases=OLMO_NAMES,
         generates_text=True,
         source=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",

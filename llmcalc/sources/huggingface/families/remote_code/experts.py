@@ -330,13 +330,11 @@ LING: dict[str, Any] = {
     "moe_router_enable_shared_expert": True,
     "first_k_dense_replace": 0,
 }
-LING_IGNORED = ROUTING | field_names(
-    """
+LING_IGNORED = ROUTING | field_names("""
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
     moe_router_topk_scaling_factor mtp_loss_scaling_factor norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
-    """
-)
+    """)
 
 FAMILIES = {
     "deepseek": Family(
@@ -411,12 +409,10 @@ FAMILIES = {
             "use_residual": False,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
-            """
-        ),
+            """),
         source=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
@@ -429,13 +425,11 @@ FAMILIES = {
             "residual_moe": False,
             "attn_logit_softcapping": 30.0,
         },
-        field_names(
-            """
+        field_names("""
             attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
             global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head rope_type
             router_logit_softcapping sliding_window_size
-            """
-        ),
+            """),
         source=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
@@ -457,12 +451,10 @@ FAMILIES = {
     "smallthinker": Family(
         _read_smallthinker,
         {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
-        field_names(
-            """
+        field_names("""
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
-            """
-        ),
+            """),
         source="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),
     "minimax_m1": Family(

@@ -280,12 +280,10 @@ COMMON: dict[str, Any] = {
 }
 """Defaults that the library's configuration classes have in common."""
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     attn_mode elementwise_affine fuse_cross_entropy fuse_linear_cross_entropy fuse_norm fuse_swiglu hidden_ratio
     norm_first use_l2warp
-    """
-)
+    """)
 """Fields that choose kernels, and a field of earlier versions that has the norm in the mixer's module."""
 
 DELTA_NET_REQUIRED: dict[str, Any] = {
@@ -332,13 +330,11 @@ STATE_SPACE: dict[str, Any] = {
 }
 """Defaults of Mamba's mixer."""
 
-OF_STEPS = field_names(
-    """
+OF_STEPS = field_names("""
     A_init_range conv_init dt_init_floor dt_init_scheme dt_limit dt_max dt_min dt_scale norm_before_gate
     rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_init_scheme time_step_limit
     time_step_max time_step_min time_step_rank time_step_scale
-    """
-)
+    """)
 """Fields of initialisation and of the range of Δ, in this and earlier versions."""
 
 

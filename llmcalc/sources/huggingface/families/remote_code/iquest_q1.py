@@ -113,12 +113,10 @@ FAMILIES = {
             "enable_sink_attention": True,
             "num_mtp_layers": 0,
         },
-        field_names(
-            """
+        field_names("""
             attn_out_scale enable_lm_head_fp32 ffn_out_scale first_layer_attn_out_scale first_layer_ffn_out_scale
             hybrid_layer_pattern is_hybrid_swa layer_types logit_scale moe_router_dtype softmax_scale swa_rope_theta
-            """
-        ),
+            """),
         source=f"{SGLANG}iquest_q1.py",
     ),
 }

@@ -49,12 +49,10 @@ FAMILIES = {
         _read_ling_2_5,
         {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
         (LING_IGNORED - {"intermediate_size"})
-        | field_names(
-            """
+        | field_names("""
             gated_attention_proj_granularity_type group_norm_size head_dim linear_rope num_key_value_heads
             num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
-            """
-        ),
+            """),
         aliases={"linear_silu": "use_linear_silu"},
         grouped_router=True,
         source=f"{VLLM}bailing_moe_linear.py",

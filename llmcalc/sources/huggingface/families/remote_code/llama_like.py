@@ -345,12 +345,10 @@ FAMILIES = {
     "gpt_refact": Family(
         _read_refact,
         {"layer_norm_epsilon": 1e-5, "head_dim": None, "tie_word_embeddings": False},
-        field_names(
-            """
+        field_names("""
             activation_function attention_bias_in_fp32 attention_softmax_in_fp32 attn_pdrop embd_pdrop multi_query
             n_inner resid_pdrop scale_attention_softmax_in_fp32 scale_attn_weights
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",

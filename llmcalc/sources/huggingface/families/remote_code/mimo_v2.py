@@ -100,12 +100,10 @@ def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     return layer_marks
 
 
-UNCOUNTED_FIELDS = field_names(
-    """
+UNCOUNTED_FIELDS = field_names("""
     attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size sliding_window
     sliding_window_size swa_rope_theta
-    """
-)
+    """)
 """Fields of both models that change no count."""
 
 FAMILIES = {

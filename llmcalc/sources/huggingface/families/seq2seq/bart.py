@@ -212,14 +212,12 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
     static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
     variant
-    """
-)
+    """)
 
 
 def _field_of_stack(config_values: ConfigValues, stack_name: str, field: str) -> Any:

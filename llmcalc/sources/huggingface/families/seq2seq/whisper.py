@@ -37,12 +37,10 @@ FAMILIES = {
     "whisper": Family(
         _read_whisper,
         ignored_fields=IGNORED
-        | field_names(
-            """
+        | field_names("""
             alignment_heads is_multilingual lang_ids task forced_decoder_ids no_timestamps_token_id prev_sot_token_id
             suppress_ids return_timestamps
-            """
-        ),
+            """),
         aliases=ALIASES,
         field_writers={
             **SIDES_WRITES,
