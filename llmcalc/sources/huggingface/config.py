@@ -316,6 +316,10 @@ class Config:
         problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
+    def field_error(self, field_name: str, expected_text: str) -> InputError:
+        """Returns an error with the field's name, its value in the config and the expected value."""
+        return self.error(field_name, self.get(field_name), expected_text)
+
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 

@@ -25,7 +25,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
     input_size = config.integer("num_mel_bins") * config.integer("num_stacked_frames")
     if input_size % 2:
-        raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
+        raise config.field_error("num_mel_bins", "an even number of values per stacked frame")
     tower = {
         "type": "san_m",
         "input_size": input_size,

@@ -72,9 +72,7 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
     window_chunks = config.integer("n_window_infer") // chunk_frames
     if not window_chunks:
-        raise config.error(
-            "n_window_infer", config.get("n_window_infer"), f"{chunk_frames} or more, the frames of a chunk"
-        )
+        raise config.field_error("n_window_infer", f"{chunk_frames} or more, the frames of a chunk")
     subsampling_table = {
         "num_mel_bins": config.integer("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,

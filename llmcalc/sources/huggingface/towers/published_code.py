@@ -229,7 +229,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
         (text_hidden_size, True, "identity")
     ]
     if not 2 <= len(linear_layers) <= 10:
-        raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
+        raise projector_config.field_error("depth", "2 to 10")
     return {
         "vision": tower,
         "projector": projector(

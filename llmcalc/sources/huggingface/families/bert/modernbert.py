@@ -153,17 +153,14 @@ def _read_nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
     for field_name, class_name in OTHER_NOMIC_NAMES.items():
         if config.has(field_name) and config.get(field_name) != config.get(class_name):
-            raise config.error(
-                field_name,
-                config.get(field_name),
-                f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}",
+            raise config.field_error(
+                field_name, f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
             )
     if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
         GATED, "hidden_act"
     ):
-        raise config.error(
+        raise config.field_error(
             "activation_function",
-            config.get("activation_function"),
             f"the activation of hidden_act ({config.get('hidden_act')}): the class does not read activation_function",
         )
     for field_name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):

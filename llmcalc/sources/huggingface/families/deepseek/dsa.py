@@ -38,11 +38,7 @@ def _read_glm_moe_dsa(config: Config) -> Table:
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
     """Raises `InputError` if the first layer has no indexer. layer_indexers: `full` or `shared` for each layer."""
     if layer_indexers[0] != "full":
-        raise config.error(
-            "indexer_types",
-            config.get("indexer_types"),
-            "full for the first layer: no earlier layer has a selection to share",
-        )
+        raise config.field_error("indexer_types", "full for the first layer: no earlier layer has a selection to share")
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:

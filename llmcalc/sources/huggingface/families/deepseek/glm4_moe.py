@@ -71,7 +71,7 @@ def _read_minimax_m2(config: Config) -> Table:
     """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
     config.require_fields(use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, shared_intermediate_size=0)
     if config.has("attn_type_list") and set(config.integers("attn_type_list")) != {1}:
-        raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
+        raise config.field_error("attn_type_list", "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}
     mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))

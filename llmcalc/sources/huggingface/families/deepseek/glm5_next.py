@@ -50,7 +50,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
     config.require("hidden_act", "silu")
     if config.count("qk_rope_head_dim"):
-        raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
+        raise config.field_error("qk_rope_head_dim", "0: its attention has no positions")
     config.integer("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
     selected_tokens, pool_size = config.integer("index_topk"), config.integer("index_kpool")
@@ -141,9 +141,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     ]
     for layer, mixer_kind in enumerate(mixer_kinds):
         if mixer_kind == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
-            raise config.error(
+            raise config.field_error(
                 "indexer_types",
-                config.get("indexer_types"),
                 f"full for layer {layer}: the layer below it selects no tokens, whose selection it could use",
             )
     return mixer_kinds

@@ -79,9 +79,7 @@ def _read_laguna(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     gate_scope = "element" if config.get("gating") == "per-element" else "head"
     if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
-        raise config.error(
-            "gating_types", config.get("gating_types"), f"per_{gate_scope} for every layer, as gating says"
-        )
+        raise config.field_error("gating_types", f"per_{gate_scope} for every layer, as gating says")
     mixer = attention(
         config,
         output_gate={"per": gate_scope},

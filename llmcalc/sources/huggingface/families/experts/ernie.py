@@ -74,11 +74,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     first_expert_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
     layer_kinds = dense_or_moe_kinds(config, depth, first_expert_layer)
     if is_stated and layer_kinds != ["dense"] * first_expert_layer + ["moe"] * (depth - first_expert_layer):
-        raise config.error(
-            "moe_layer_start_index",
-            config.get("moe_layer_start_index"),
-            "the first sparse layer of mlp_layer_types, or null",
-        )
+        raise config.field_error("moe_layer_start_index", "the first sparse layer of mlp_layer_types, or null")
     if (
         is_stated
         and first_expert_layer != 1
@@ -90,7 +86,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
             "mlp_layer_types alone, and without it has one dense layer"
         )
     if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
-        raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
+        raise config.field_error("moe_layer_end_index", f"{depth - 1} or more")
     config.require_if_present("moe_layer_interval", 1)
     return _ffn_kinds(
         config,

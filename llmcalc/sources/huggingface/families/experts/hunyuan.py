@@ -98,7 +98,7 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     experts = config.integer("num_experts", "num_local_experts")
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
         if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
-            raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
+            raise config.field_error(field_name, f"{expected_value} in every layer, as in the class")
     config.require_if_present("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
     layer_configs: Table = {

@@ -92,8 +92,8 @@ def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: 
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if config.has(field) and config.integers(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
-        raise config.error(
-            field, config.get(field), f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
+        raise config.field_error(
+            field, f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
         )
 
 

@@ -38,11 +38,7 @@ def _read_mixtral(config: Config) -> Table:
 
 def _read_phimoe(config: Config) -> Table:
     if config.integer("num_experts_per_tok") != 2:
-        raise config.error(
-            "num_experts_per_tok",
-            config.get("num_experts_per_tok"),
-            "2: its router (SparseMixer) always chooses two experts",
-        )
+        raise config.field_error("num_experts_per_tok", "2: its router (SparseMixer) always chooses two experts")
     norm = layernorm(config.number("rms_norm_eps"))
     mixer = attention(
         config, sliding_window=config.optional_integer("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)

@@ -33,7 +33,7 @@ def _read_blt(config: Config) -> Table:
     window_fields = {} if window is None else {"sliding_window": window}
     splits_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
     if splits_by_entropy and config.optional_integer("max_patch_length") is not None:
-        raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
+        raise config.field_error("max_patch_length", "null: it splits patches by the text")
     residual_streams: Table = {
         "type": "byte_patches",
         "patch_size": config.integer("patch_size") if splits_by_entropy else 1,

@@ -65,7 +65,7 @@ def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     heads, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.error("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,

@@ -53,9 +53,7 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     """
     inner_width = floor(hidden_size * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
-        raise config.error(
-            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden_size}"
-        )
+        raise config.field_error(factor_field, f"a factor that makes a multiple of 64 of hidden_size {hidden_size}")
     return config.quotient("num_heads", inner_width, heads)
 
 

@@ -144,7 +144,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         )
     head_count = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
     if head_count < 1:
-        raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
+        raise config.field_error("engram_max_ngram_size", "2 or more")
     common_fields = {
         "ngram_heads": head_count,
         "ngram_head_dim": config.integer("engram_head_dim"),

@@ -53,7 +53,7 @@ def _read_llada(config: Config) -> Table:
     config.fields_read.add("mlp_ratio")
     ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
     if ffn_width > LARGEST:
-        raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
+        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(has_qkv_bias, *QKV), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")

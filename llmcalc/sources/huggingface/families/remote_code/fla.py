@@ -201,7 +201,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
         for layer in attention_config.integers("layers"):
             if layer >= len(layer_kinds) or layer_kinds[layer] not in ("mixer", "first"):
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
-                raise attention_config.error("layers", attention_config.get("layers"), expected_text)
+                raise attention_config.field_error("layers", expected_text)
             layer_kinds[layer] = attention_kind
         attention_config.finish(frozenset(), config)
     stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))

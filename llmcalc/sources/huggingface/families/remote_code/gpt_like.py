@@ -160,7 +160,7 @@ def _checked_list(
 def _checked_width(config: Config, field: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if expected_width > LARGEST:
-        raise config.error(field, config.get(field), f"a width of at most {LARGEST}, a multiple of hidden_size")
+        raise config.field_error(field, f"a width of at most {LARGEST}, a multiple of hidden_size")
     return expected_width
 
 

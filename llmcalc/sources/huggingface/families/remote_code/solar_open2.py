@@ -68,7 +68,7 @@ def _mixer_kinds(config: Config, depth: int) -> list[str]:
     if config.has("gqa_layers"):
         full_layers = set(config.integers("gqa_layers"))
         if full_layers and max(full_layers) >= depth:
-            raise config.error("gqa_layers", config.get("gqa_layers"), f"layers from 0 to {depth - 1}")
+            raise config.field_error("gqa_layers", f"layers from 0 to {depth - 1}")
     else:
         full_layers = set(range(0, depth, config.integer("gqa_interval") + 1))
     default_kinds = ["full" if layer in full_layers else "linear" for layer in range(depth)]

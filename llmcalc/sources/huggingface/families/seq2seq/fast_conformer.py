@@ -17,9 +17,7 @@ def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section_config.integer("vocab_size") != config.integer("vocab_size"):
-        raise section_config.error(
-            "vocab_size", section_config.get("vocab_size"), f"{config.get('vocab_size')}, as in the config"
-        )
+        raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
     hidden_size, heads = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
@@ -55,7 +53,7 @@ def _require_sizes_of_nemo(config: Config) -> None:
             class_value = class_config.integer(class_field)
             if section_config.get(section_field) != class_value:
                 expected_value = f"{class_value}, as {class_config.location}{class_field}, which the class reads"
-                raise section_config.error(section_field, section_config.get(section_field), expected_value)
+                raise section_config.field_error(section_field, expected_value)
 
 
 def _config_section(config: Config, section_name: str, model_type: str, section_defaults: Table) -> Config:

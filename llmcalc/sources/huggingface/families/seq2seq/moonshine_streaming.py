@@ -78,7 +78,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     frame_size = round(encoder_config.integer("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
-        raise encoder_config.error("frame_ms", encoder_config.get("frame_ms"), "a frame of at least one sample")
+        raise encoder_config.field_error("frame_ms", "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
         "head_dim": encoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
