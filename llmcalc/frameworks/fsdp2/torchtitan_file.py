@@ -13,16 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import (
-    Launch,
-    LaunchReader,
-    LaunchSettings,
-    LaunchSource,
-    Table,
-    flag_value,
-    integer_of,
-    reader_of,
-)
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, integer_of, reader_of
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
 

@@ -118,6 +118,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
+def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO) -> Table:
+    """Returns the biases of an attention, which has all of `bias_fields` or none, as `attention_bias` says."""
+    return biases(config.flag("attention_bias"), *bias_fields)
+
+
 def glu(
     config: Config, bias: bool = False, ffn_width: int | None = None, activation_field: str = "hidden_act"
 ) -> Table:

@@ -21,6 +21,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     class_count,
     decoder,
@@ -100,7 +101,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "num_attention_heads": heads,
         "position": rope(config),
         "fused_qkv": True,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
@@ -124,7 +125,7 @@ def _prediction_head(config: Config, norm: Table) -> Table:
 
 def _read_eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     scored_unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(

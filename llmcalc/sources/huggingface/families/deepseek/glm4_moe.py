@@ -12,10 +12,9 @@ from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -34,7 +33,7 @@ from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
+    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config, QKV), **norm)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
@@ -60,7 +59,7 @@ def _read_dots1(config: Config) -> Table:
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
     return decoder(
         config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts))

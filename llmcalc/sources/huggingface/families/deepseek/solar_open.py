@@ -12,10 +12,9 @@ from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -37,7 +36,7 @@ def _read_solar_open(config: Config) -> Table:
     config.require_if_present("use_qk_norm", False)
     config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
+    mixer = attention(config, **attention_biases(config, QKV))
     return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
 
 
@@ -52,7 +51,7 @@ def _read_mellum(config: Config) -> Table:
     mixer = attention(
         config,
         position=rope(config, layer_kind="full_attention"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     sliding_attention = {

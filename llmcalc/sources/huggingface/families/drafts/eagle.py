@@ -16,9 +16,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     clamped_gpt_oss_ffn,
     decoder,
@@ -27,7 +27,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-)  # fmt: skip
+)
 from ..deepseek.deepseek import latent_attention
 
 STATES = 3
@@ -95,7 +95,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
-    return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
+    return attention(config, head_dim=head_dim, **attention_biases(config), **qk_norms)
 
 
 def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:

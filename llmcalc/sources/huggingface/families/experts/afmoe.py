@@ -12,10 +12,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -54,9 +53,7 @@ def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width:
 def _read_afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
     depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
-    )
+    mixer = attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
     full_attention_period = config.integer("global_attn_every_n_layers") if config.get("layer_types") is None else depth
     sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
@@ -84,7 +81,7 @@ def _read_laguna(config: Config) -> Table:
         config,
         output_gate={"per": gate_scope},
         num_key_value_heads=config.integer("num_key_value_heads"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     if config.get("num_attention_heads_per_layer") is None:

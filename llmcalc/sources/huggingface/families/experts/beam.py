@@ -11,10 +11,9 @@ from ...config import Config
 from ...family import EVERY, Family, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -35,7 +34,7 @@ def _read_beam(config: Config) -> Table:
         config,
         position=rope(config, layer_kind="sliding_attention"),
         output_gate={"per": "element", "bias": "head"},
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     default_layer_kinds = ["sliding" if (layer + 1) % 6 and layer < depth - 1 else "full" for layer in range(depth)]

@@ -15,10 +15,9 @@ from .....errors import short_repr
 from ...config import Config, is_json_integer
 from ...family import Family, Modules, field_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
     return attention(
         config,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
         **attention_fields,
     )

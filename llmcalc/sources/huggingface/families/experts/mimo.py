@@ -15,6 +15,7 @@ from ...parts import (
     QKV,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -47,7 +48,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         config,
         v_head_dim=config.integer("v_head_dim"),
         num_key_value_heads=config.integer("num_key_value_heads"),
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
     )
     if config.has("sliding_window_size"):
         window = config.integer("sliding_window_size") + 1

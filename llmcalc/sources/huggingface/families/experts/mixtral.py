@@ -11,9 +11,9 @@ from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -40,9 +40,7 @@ def _read_phimoe(config: Config) -> Table:
     if config.integer("num_experts_per_tok") != 2:
         raise config.field_error("num_experts_per_tok", "2: its router (SparseMixer) always chooses two experts")
     norm = layernorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, sliding_window=config.optional_integer("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
-    )
+    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **attention_biases(config))
     block = layer_table(mixer, moe(config.integer("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
@@ -84,7 +82,7 @@ def read_qwen3_moe(config: Config) -> Table:
     mixer = attention(
         config,
         sliding_window=window,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norms,
     )
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})

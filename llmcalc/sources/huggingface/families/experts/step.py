@@ -13,10 +13,9 @@ from ...family import EVERY, Family, Quirks, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -33,9 +32,7 @@ from ..deepseek.deepseek import SIGMOID
 def _read_step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
-    )
+    mixer = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:

@@ -18,6 +18,7 @@ from ...parts import (
     Table,
     architecture,
     attention,
+    attention_biases,
     biases,
     bidirectional_stack,
     glu,
@@ -39,9 +40,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
     stack_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
-    mixer = attention(
-        stack_config, **score_cap_fields(stack_config), **biases(stack_config.flag("attention_bias"), *QKVO)
-    )
+    mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
     block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}

@@ -22,6 +22,7 @@ from ...parts import (
     QKVO,
     Table,
     architecture,
+    attention_biases,
     biases,
     class_count,
     decoder,
@@ -157,7 +158,7 @@ def read_gptj(config: Config) -> Table:
 def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = full_width_heads(config, position=position, fused_qkv=True, **attention_biases(config))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm

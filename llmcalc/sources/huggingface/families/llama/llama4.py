@@ -13,10 +13,9 @@ from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, op_of_all_experts
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -36,7 +35,7 @@ KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")

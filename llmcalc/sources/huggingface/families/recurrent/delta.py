@@ -19,6 +19,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     dense_or_moe_kinds,
@@ -288,9 +289,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         linear_value_head_dim=config.optional_integer("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
-    full_attention = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_scope="projection")
-    )
+    full_attention = attention(config, **attention_biases(config), **qk_norm_fields(norm, norm_scope="projection"))
     if not _has_rope(config):
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}

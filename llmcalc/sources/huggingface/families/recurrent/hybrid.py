@@ -11,10 +11,9 @@ from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     listed_kinds,
@@ -149,9 +148,7 @@ def _read_bamba(config: Config) -> Table:
     ffn = dense_ffn(config, config.flag("mlp_bias"))
     attention_layers = set() if config.get("attn_layer_indices") is None else set(config.integers("attn_layer_indices"))
     mixers = {
-        "attention": hybrid_attention(
-            config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO)
-        ),
+        "attention": hybrid_attention(config, position=rope(config, 0.5), **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
@@ -173,7 +170,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
-        "attention": hybrid_attention(config, **position, **biases(config.flag("attention_bias"), *QKVO)),
+        "attention": hybrid_attention(config, **position, **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
@@ -193,7 +190,7 @@ def _read_falcon_h1(config: Config) -> Table:
     )
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
-        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        "attention": attention(config, **attention_biases(config)),
         "state_space": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }

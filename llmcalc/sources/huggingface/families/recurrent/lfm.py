@@ -13,10 +13,9 @@ from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     layer_table,
     listed_kinds,
@@ -114,7 +113,7 @@ def _read_lfm2_moe(config: Config) -> Table:
 def _read_lfm3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
+    mixers = _mixer_tables(config, norm, **output_gate, **attention_biases(config))
     mixers["sliding"] = {
         **mixers["full"],
         **(

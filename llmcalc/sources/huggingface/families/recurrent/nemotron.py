@@ -14,11 +14,10 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
-    QKVO,
     Table,
     add_prediction,
     attention,
-    biases,
+    attention_biases,
     decoder,
     float32_rmsnorm,
     layer_table,
@@ -54,7 +53,7 @@ KINDS = {
 
 def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
-    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 

@@ -13,7 +13,7 @@ from ...parts import (
     QKV,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -37,7 +37,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
         position=rope(config, 0.5),
         sliding_window=window,
         o_bias=True,
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
     )
     recurrent_mixer: Table = {
         "type": "rglru",

@@ -17,9 +17,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     encoder,
     glu,
@@ -67,7 +67,7 @@ def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     mixer = attention(
         config,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
     )
     shared_width = config.optional_integer("shared_expert_intermediate_size")

@@ -18,6 +18,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     encoder,
     glu,
@@ -141,7 +142,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
 
 
 def _read_llama_bidirec(config: Config) -> Table:
-    bias = biases(config.flag("attention_bias"), *QKVO)
+    bias = attention_biases(config)
     return _without_mask(config, attention(config, **bias), glu(config, config.flag("mlp_bias")))
 
 

@@ -13,9 +13,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     full_rope,
@@ -38,7 +38,7 @@ def _read_deepseek(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
 
@@ -125,7 +125,7 @@ def _read_bailing_linear(config: Config) -> Table:
 def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
@@ -154,7 +154,7 @@ def _read_hunyuan(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     ffn_width = config.integer("intermediate_size")
     qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
+    mixer = attention(config, **attention_biases(config), **qk_norms)
     sharing_period = config.integer("cla_share_factor") if config.flag("use_cla") else 1
     if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")

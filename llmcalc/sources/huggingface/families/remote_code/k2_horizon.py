@@ -9,10 +9,9 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     float32_rmsnorm,
     glu,
@@ -50,7 +49,7 @@ def _read_k2_horizon(config: Config) -> Table:
         position=rope(config, rotary_dim / head_dim),
         sliding_window=window,
         **output_gate,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)

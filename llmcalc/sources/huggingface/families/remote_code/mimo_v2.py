@@ -17,7 +17,7 @@ from ...parts import (
     Table,
     add_prediction,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -62,7 +62,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     """
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    qkv = biases(config.flag("attention_bias"), *QKV)
+    qkv = attention_biases(config, QKV)
     head_fields = {
         field: config.integer(field, "head_dim") if field == "v_head_dim" else config.integer(field) for field in SIZES
     }

@@ -9,7 +9,17 @@ from .....errors import short_repr
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, stack_of_combined_kinds
+from ...parts import (
+    Table,
+    attention,
+    attention_biases,
+    decoder,
+    glu,
+    layer_table,
+    rmsnorm,
+    rope,
+    stack_of_combined_kinds,
+)
 
 SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
@@ -34,7 +44,7 @@ def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
     position = rope(config) if config.flag("attn_use_rope") else None
-    return attention(config, position=position, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
+    return attention(config, position=position, **output_gate, **attention_biases(config))
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:

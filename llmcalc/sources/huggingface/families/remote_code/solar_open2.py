@@ -12,7 +12,7 @@ from ...parts import (
     QKV,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -32,7 +32,7 @@ def _read_solar_open2(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention = attention(
         config,
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
         **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
         **_output_gate(config),
     )

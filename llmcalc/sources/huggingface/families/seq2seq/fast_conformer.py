@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, Table, attention_biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
 def _read_canary(config: Config) -> Table:
@@ -87,7 +87,7 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
         "num_attention_heads": heads,
         "head_dim": decoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(decoder_config.flag("attention_bias"), *QKVO),
+        **attention_biases(decoder_config),
     }
     norm = layernorm()
     block = layer_table(
