@@ -265,7 +265,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = {field_name: config.integer(field_name) for field_name in ("num_channels", "temporal_patch_size")}
+    patches = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),

@@ -47,7 +47,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         "norm": norm,
         "position": position,
     }
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
     layer_variants["sparse"] = {

@@ -31,7 +31,7 @@ RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_att
 
 def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer_table = {name: config.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     config.integer("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")

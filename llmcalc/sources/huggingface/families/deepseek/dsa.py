@@ -68,7 +68,7 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require_fields(moe_layer_freq=1, mlp_bias=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
@@ -98,7 +98,7 @@ def _read_axk2(config: Config) -> Table:
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID)
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in ffn_kinds

@@ -97,10 +97,7 @@ def _latent_attention(config: Config, indexer_table: Table, other_fields: Table)
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
-        **{
-            field: config.integer(field)
-            for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")
-        },
+        **config.integer_fields("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim"),
         "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer_table,

@@ -23,7 +23,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     rotary_dim = config.integer("qk_rope_head_dim")
     indexer_table = {
-        **{field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+        **config.integer_fields("index_n_heads", "index_head_dim", "index_topk"),
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }

@@ -144,9 +144,9 @@ def _layer_ffn(config: Config) -> Table:
 def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     model_fields = _read_dflash(config)
-    convolution_fields = {field: config.integer(field) for field in ("conv_kernel_size", "conv_group_size")}
+    convolution_fields = config.integer_fields("conv_kernel_size", "conv_group_size")
     model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    model_fields["proposal"] = {field: config.integer(field) for field in ("selector_rank", "selector_top_k")}
+    model_fields["proposal"] = config.integer_fields("selector_rank", "selector_top_k")
     if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return model_fields

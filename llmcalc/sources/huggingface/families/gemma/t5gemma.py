@@ -76,9 +76,7 @@ def _read_t5gemma(config: Config) -> Table:
         "vocab_size": vocab_size,
         **({} if hidden_size == decoder_config.integer("hidden_size") else {"hidden_size": hidden_size}),
     }
-    model_sizes = {
-        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
-    }
+    model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     return {
         **model_sizes,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
@@ -115,9 +113,7 @@ def _read_t5gemma2(config: Config) -> Table:
     ):
         part_config.finish(ignored_fields, config)
     config.notes += notes
-    model_sizes = {
-        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
-    }
+    model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     model_fields: Table = {
         **model_sizes,
         "tie_word_embeddings": is_tied,
@@ -140,7 +136,7 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     has_bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
-        heads = {field: config.integer(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        heads = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
         mixer: Table = {
             "type": "merged",
             **heads,

@@ -67,7 +67,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     index_topk, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
-    indexer_table: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
+    indexer_table: Table = config.integer_fields("index_n_heads", "index_head_dim")
     indexer_table["index_topk"] = index_topk
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
@@ -127,7 +127,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
 
 
 def _candidate_blocks(config: Config) -> Table:
-    return {field_name: config.integer(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
+    return config.integer_fields("candidate_topk_blocks", "candidate_block_size")
 
 
 def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:

@@ -130,7 +130,7 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    head_fields = {field_name: config.integer(field_name) for field_name in ("num_attention_heads", "head_dim")}
+    head_fields = config.integer_fields("num_attention_heads", "head_dim")
     return {**head_fields, "float32_softmax": False}
 
 
