@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .....ops import KVCache, Op
+from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
@@ -107,15 +107,11 @@ def _window_sizes(config: Config) -> Table:
     return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 
-def _with_float32_cache(op: Op) -> Op:
-    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
-
-
 FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    class_op=_with_float32_cache,
+    class_op=lambda op: replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
-from .....ops import KVCache, Op
+from .....ops import KVCache
 from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
@@ -145,15 +145,11 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return mixer_kinds
 
 
-def _with_padding_flag(op: Op) -> Op:
-    return replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op
-
-
 VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    class_op=_with_padding_flag,
+    class_op=lambda op: replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op,
 )
 
 

@@ -114,10 +114,6 @@ def _moe(config: Config, activation: str) -> Table:
     )
 
 
-def _read_nemotron_h(config: Config) -> Table:
-    return single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)])
-
-
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
@@ -196,7 +192,7 @@ FAMILIES = {
         field_writers=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
-        _read_nemotron_h,
+        lambda config: single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)]),
         {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}
