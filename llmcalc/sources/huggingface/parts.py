@@ -665,6 +665,13 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
     return filled_table
 
 
+def decoder_of_kinds(
+    config: Config, block: Table, final_norm: Table | None, *kind_axes: tuple[list[str], Table], **model: Any
+) -> Table:
+    """Returns a decoder-only model with several kinds of layers. kind_axes: as in `stack_of_combined_kinds`."""
+    return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kind_axes), **model)
+
+
 def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each from a complete layer table.
 

@@ -13,6 +13,7 @@ from ...family import Family, field_names
 from ...parts import (
     Table,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     full_rope,
     glu,
@@ -20,7 +21,6 @@ from ...parts import (
     moe,
     prediction,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY, Writes
 
@@ -77,9 +77,7 @@ def deepseek_decoder(
     layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, ffn, norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)), **prediction(config)
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes), **prediction(config))
 
 
 def _read_deepseek_v2(config: Config) -> Table:

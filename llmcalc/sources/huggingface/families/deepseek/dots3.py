@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
+from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, glu, layer_table, listed_kinds, moe, rmsnorm
 from .deepseek import ROUTING, SIGMOID, latent_attention
 from .dsa import DSA_MODULES
 
@@ -49,10 +49,9 @@ def _read_dots3_note_text(config: Config) -> Table:
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds(
-        (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
+    return decoder_of_kinds(
+        config, block, norm, (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
     )
-    return decoder(config, block, norm, stack=stack)
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:

@@ -12,6 +12,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -112,7 +113,7 @@ def _read_axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.integer("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (ffn_kinds, layer_configs))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}

@@ -16,6 +16,7 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -24,7 +25,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
@@ -61,9 +61,7 @@ def _read_dots1(config: Config) -> Table:
     }
     mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, experts))
 
 
 def _read_minimax_m2(config: Config) -> Table:

@@ -16,6 +16,7 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -24,7 +25,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from .deepseek import ROUTING, SIGMOID, routed_experts
@@ -65,13 +65,12 @@ def _read_mellum(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_configs)
-        ),
+        (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}),
+        (ffn_kinds, layer_configs),
     )
 
 

@@ -15,7 +15,7 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
@@ -25,7 +25,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
@@ -66,7 +65,7 @@ def _read_afmoe(config: Config) -> Table:
         config.integer("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=stack_of_combined_kinds(attention_kinds, ffn_kinds))
+    return decoder_of_kinds(config, block, norm, attention_kinds, ffn_kinds)
 
 
 def _read_laguna(config: Config) -> Table:
@@ -102,7 +101,7 @@ def _read_laguna(config: Config) -> Table:
         config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, attention_fields), ffn_kinds))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_fields), ffn_kinds)
 
 
 def _window_field(config: Config) -> Table:

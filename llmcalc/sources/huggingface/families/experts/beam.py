@@ -14,7 +14,7 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
@@ -23,7 +23,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rope,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 
@@ -53,8 +52,9 @@ def _read_beam(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_configs: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
-    return decoder(config, block, norm, stack=stack)
+    return decoder_of_kinds(
+        config, block, norm, (attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds)
+    )
 
 
 FAMILIES = {

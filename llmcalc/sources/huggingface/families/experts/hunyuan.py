@@ -18,7 +18,7 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -26,7 +26,6 @@ from ...parts import (
     prediction,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 from ..llama.llama import llama_decoder
@@ -105,9 +104,7 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
         for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
-    )
+    return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
 
 
 def _read_hy_v3(config: Config) -> Table:
@@ -132,13 +129,11 @@ def _read_hy_v3(config: Config) -> Table:
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)
-        ),
+        (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind),
         **prediction(config),
     )
 

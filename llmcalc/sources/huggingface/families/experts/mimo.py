@@ -18,13 +18,13 @@ from ...parts import (
     attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     prediction,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
@@ -84,9 +84,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, ffn))
 
 
 def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:

@@ -16,6 +16,7 @@ from ...parts import (
     attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     layernorm,
@@ -23,7 +24,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 
@@ -120,7 +120,7 @@ def qwen_moe_decoder(
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder(config, block, norm, stack=stack_of_combined_kinds(*kind_axes, (layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, *kind_axes, (layer_kinds, layer_configs))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

@@ -16,14 +16,13 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
     qk_norm_fields,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -59,9 +58,7 @@ def _read_step3p5(config: Config) -> Table:
     block = layer_table(mixer, glu(config, has_mlp_bias), norm)
     layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:

@@ -16,14 +16,13 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 if TYPE_CHECKING:
@@ -75,13 +74,12 @@ def _read_llama4_text(config: Config) -> Table:
         f"{attention_range}_{position_kind}"
         for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
     ]
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (layer_kinds, attention_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
-        ),
+        (layer_kinds, attention_changes),
+        (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}}),
     )
 
 

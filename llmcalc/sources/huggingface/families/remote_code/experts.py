@@ -18,6 +18,7 @@ from ...parts import (
     attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     full_rope,
     glu,
     layer_table,
@@ -25,7 +26,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
@@ -117,9 +117,7 @@ def _read_bailing_linear(config: Config) -> Table:
     block = layer_table(linear_attention, experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
 
 
 def _read_klear(config: Config) -> Table:
@@ -145,7 +143,7 @@ def _read_klear(config: Config) -> Table:
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
     }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _read_hunyuan(config: Config) -> Table:
@@ -173,7 +171,7 @@ def _read_hunyuan(config: Config) -> Table:
     layer_configs: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
     block = layer_table(mixer, ffn, norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
@@ -219,9 +217,7 @@ def _read_arctic(config: Config) -> Table:
     layer_configs: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
     if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
-    return decoder(
-        config, {**block, "feed_forward": dense_ffn}, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs))
-    )
+    return decoder_of_kinds(config, {**block, "feed_forward": dense_ffn}, norm, (layer_kinds, layer_configs))
 
 
 def _read_grok_2(config: Config) -> Table:
@@ -291,7 +287,7 @@ def _read_smallthinker(config: Config) -> Table:
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
         layer_configs[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}

@@ -15,19 +15,7 @@ from .....components.base import LARGEST
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import (
-    ACTIVATIONS,
-    QKV,
-    Table,
-    biases,
-    decoder,
-    glu,
-    layer_table,
-    qk_norm_fields,
-    rmsnorm,
-    rope,
-    stack_of_combined_kinds,
-)
+from ...parts import ACTIVATIONS, QKV, Table, biases, decoder_of_kinds, glu, layer_table, qk_norm_fields, rmsnorm, rope
 from ..recurrent.delta import gated_delta_net, kda
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
@@ -204,8 +192,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
                 raise attention_config.field_error("layers", expected_text)
             layer_kinds[layer] = attention_kind
         attention_config.finish(frozenset(), config)
-    stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))
-    return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)
+    return decoder_of_kinds(config, layer_table(mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:

@@ -12,14 +12,13 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     float32_rmsnorm,
     glu,
     layer_table,
     moe,
     qk_norm_fields,
     rope,
-    stack_of_combined_kinds,
 )
 
 GATES = {"silu": "silu", "softplus": "softplus"}
@@ -61,9 +60,7 @@ def _read_k2_horizon(config: Config) -> Table:
         for layer in range(depth)
     ]
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer}))
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, {"dense": {}, "moe": sparse_layer}))
 
 
 def _sparse_layer(config: Config, expert_count: int) -> Table:

@@ -13,14 +13,13 @@ from ...parts import (
     Table,
     attention,
     attention_biases,
-    decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
     listed_kinds,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID, routed_experts
 from ..recurrent.delta import KDA_MODULES, LINEAR_OR_FULL, kda, linear_attention_config
@@ -43,8 +42,7 @@ def _read_solar_open2(config: Config) -> Table:
     block = layer_table(_linear_attention(config), glu(config) if "dense" in ffn_kinds else experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
-    return decoder(config, block, norm, stack=stack)
+    return decoder_of_kinds(config, block, norm, (_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
 
 
 def _output_gate(config: Config) -> Table:
