@@ -67,9 +67,13 @@ def ling_rope(config: Config) -> Table:
     return position
 
 
-def ling_experts(config: Config) -> Table:
+def ling_experts(config: Config, shared_expert_count: int | None = None) -> Table:
+    """Returns Ling's experts. shared_expert_count: by default that of the config, if its flag says that it has any."""
     expert_width = config.integer("moe_intermediate_size")
-    shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+    if shared_expert_count is None:
+        shared_expert_count = (
+            config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+        )
     shared_width = (
         config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
     ) * shared_expert_count
@@ -254,18 +258,7 @@ def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (
-        config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
-    ) * shared_expert_count
-    router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=shared_width) if shared_expert_count else None,
-        **router,
-    )
+    experts = ling_experts(config, config.count("num_shared_experts"))
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
 
 
