@@ -96,9 +96,7 @@ def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: di
 
 def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
-    dtype = reader.value(config, "dtype", "fp16")
-    if dtype not in ("fp16", "bf16"):
-        raise reader.value_error("--dtype", dtype, "fp16 or bf16")
+    dtype = reader.choice(config, "dtype", ("fp16", "bf16"), "fp16", "--")
     device = "cpu" if reader.flag(config, "offload") else "none"
     zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):

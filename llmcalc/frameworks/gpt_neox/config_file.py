@@ -198,7 +198,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
     if position_type not in POSITIONS:
-        raise reader.value_error("pos_emb", position_type, f"{', '.join(POSITIONS)}")
+        raise reader.value_error("pos_emb", position_type, ", ".join(POSITIONS))
     if position_type == "rotary":
         attention_table["position"] = _rotary_table(reader, arguments)
     elif position_type == "alibi":
@@ -242,9 +242,7 @@ def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> di
 
 def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
-    norm_name = str(reader.value(arguments, "norm", "layernorm"))
-    if norm_name not in ("layernorm", "rmsnorm"):
-        raise reader.value_error("norm", norm_name, "layernorm or rmsnorm")
+    norm_name = reader.choice(arguments, "norm", ("layernorm", "rmsnorm"), "layernorm")
     if norm_name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
         return {"type": norm_name, "bias": False}
     return {"type": norm_name}

@@ -154,13 +154,7 @@ class Launch:
             "filled_in": {
                 argument: json_value_of(default_value) for argument, default_value in self.assumed_defaults.items()
             },
-            "overridden": {
-                argument: {
-                    "file": json_value_of(value_override.file_value),
-                    "option": json_value_of(value_override.option_value),
-                }
-                for argument, value_override in self.option_overrides.items()
-            },
+            "overridden": {argument: override.data() for argument, override in self.option_overrides.items()},
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
@@ -179,6 +173,10 @@ class OptionOverride(NamedTuple):
 
     option_value: Any
     file_value: Any
+
+    def data(self) -> dict[str, Any]:
+        """Returns both values as part of a JSON document."""
+        return {"file": json_value_of(self.file_value), "option": json_value_of(self.option_value)}
 
 
 def json_value_of(launch_value: Any) -> Any:
@@ -436,6 +434,19 @@ class LaunchReader:
     def integer(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
         """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
         return integer_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
+
+    def choice(
+        self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
+    ) -> str:
+        """Returns the value of an argument that has one of several texts, or the program's default.
+
+        name_prefix: what precedes the argument in the file; empty by default.
+        """
+        written_choice = str(self.value(config, argument_name, default_choice))
+        if written_choice not in choices:
+            expected_text = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise self.value_error(f"{name_prefix}{argument_name}", written_choice, expected_text)
+        return written_choice
 
     def optional_integer(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""

@@ -121,9 +121,7 @@ def _number_formats(
     reader: LaunchReader, config: Table, fsdp_table: Table, is_sharded: bool
 ) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
-    precision = str(reader.value(config, "precision", "amp_bf16"))
-    if precision not in ("amp_bf16", "fp32"):
-        raise reader.value_error("precision", precision, "amp_bf16 or fp32")
+    precision = reader.choice(config, "precision", ("amp_bf16", "fp32"), "amp_bf16")
     if precision == "fp32":
         return {"precision": "fp32"}, ""
     if not is_sharded:

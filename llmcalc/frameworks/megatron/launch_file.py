@@ -355,7 +355,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.value_error(flag_name, written_value, f"{_expected_types(possible_types)}")
+    raise reader.value_error(flag_name, written_value, _expected_types(possible_types))
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:

@@ -230,7 +230,7 @@ def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str
     arguments: dict[str, Any] = {}
     norm_name = str(model.get("normalization", "layernorm")).lower()
     if norm_name not in NORMS:
-        raise reader.value_error("model.normalization", norm_name, f"{', '.join(NORMS)}")
+        raise reader.value_error("model.normalization", norm_name, ", ".join(NORMS))
     if NORMS[norm_name]:
         flag_name, flag_value = NORMS[norm_name]
         arguments[flag_name] = flag_value

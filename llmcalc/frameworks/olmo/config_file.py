@@ -59,9 +59,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
         reader.ignored_arguments += [config_key for config_key in config if config_key not in ("model", *STEP_KEYS)]
         fsdp_table = reader.table(config, "fsdp")
         is_sharded = bool(fsdp_table) and world_size > 1
-        precision = str(reader.value(config, "precision", "amp_bf16"))
-        if precision not in ("amp_bf16", "fp32"):
-            raise reader.value_error("precision", precision, "amp_bf16 or fp32")
+        precision = reader.choice(config, "precision", ("amp_bf16", "fp32"), "amp_bf16")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
@@ -87,9 +85,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     reader.refuse_other_values(model, OFF, "model.")
     hidden_size, layer_count = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.integer(model, "n_heads", 12)
-    activation_name = str(reader.value(model, "activation_type", "swiglu"))
-    if activation_name not in ("swiglu", "gelu", "relu"):
-        raise reader.value_error("model.activation_type", activation_name, "swiglu, gelu or relu")
+    activation_name = reader.choice(model, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
     is_gated = activation_name == "swiglu"
     inner_width = (
         reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
@@ -145,7 +141,7 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     checkpointing_config = config.get("activation_checkpointing")
     if checkpointing_config is not None:
         if str(checkpointing_config) not in RECOMPUTE:
-            raise reader.value_error("activation_checkpointing", checkpointing_config, f"{', '.join(RECOMPUTE)}")
+            raise reader.value_error("activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE))
         step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
     if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"

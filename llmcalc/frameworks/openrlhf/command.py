@@ -159,9 +159,7 @@ def _pair_settings(
 
 def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
-    dtype = reader.value(arguments, "ds.param_dtype", "bf16")
-    if dtype not in ("bf16", "fp16"):
-        raise reader.value_error("--ds.param_dtype", dtype, "bf16 or fp16")
+    dtype = reader.choice(arguments, "ds.param_dtype", ("bf16", "fp16"), "bf16", "--")
     micro_batch = reader.integer(arguments, "train.micro_batch_size", 1)
     global_batch = reader.integer(arguments, "train.batch_size", 128)
     replica_count = max(1, (world_size or 1) // reader.integer(arguments, "ds.ring_attn_size", 1))

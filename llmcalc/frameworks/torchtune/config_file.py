@@ -111,9 +111,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 f"model.{COMPONENT}", f"{short_repr(builder_name)} is not known.{spelling_hint} Expected a text model"
             )
-        dtype = str(reader.value(config, "dtype", "fp32"))
-        if dtype not in ("bf16", "fp32"):
-            raise reader.value_error("dtype", dtype, "bf16 or fp32")
+        dtype = reader.choice(config, "dtype", ("bf16", "fp32"), "fp32")
         reader.calls_torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",

@@ -122,9 +122,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
-    fsdp_strategy = str(reader.value(config, "model.strategy", "fsdp2"))
-    if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.value_error("model.strategy", fsdp_strategy, "fsdp or fsdp2")
+    fsdp_strategy = reader.choice(config, "model.strategy", ("fsdp", "fsdp2"), "fsdp2")
     offloads_to_host = any(
         reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
     )
