@@ -132,7 +132,6 @@ class _JobConfig:
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.data, self.reading = config, reader
-        self.argument_error, self.value_error = reader.argument_error, reader.value_error
 
     def find_key(self, job_key: str, *section_names: str) -> tuple[str, Any]:
         """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
@@ -277,7 +276,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     schedules_by_name = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             full_key, f"{short_repr(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
@@ -295,7 +294,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     if "parallelism" not in job_config.data:
         layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
         if layers_per_chunk < 1:
-            raise job_config.argument_error(
+            raise job_config.reading.argument_error(
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
             )
         middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
@@ -310,14 +309,14 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
         )
         stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
-            raise job_config.argument_error(
+            raise job_config.reading.argument_error(
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
         vpp = stage_count // pp
     base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
         )
     stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
@@ -345,9 +344,9 @@ def _stage_layers_from_split_points(
         layer_count,
     ]
     if sorted(set(stage_bounds)) != stage_bounds:
-        raise job_config.value_error(full_key, split_points, "layers in rising order, such as layers.4")
+        raise job_config.reading.value_error(full_key, split_points, "layers in rising order, such as layers.4")
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             full_key, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
         )
     return tuple(stage_end - stage_start for stage_start, stage_end in pairwise(stage_bounds))
@@ -363,7 +362,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             full_key,
             f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel",
         )
@@ -416,7 +415,7 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     if compute_format == weight_format:
         return {"dtype": weight_format, "master_weights": "none"}
     if weight_format == "bf16":
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
         )
     if layout.zero:
@@ -440,7 +439,7 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch: int, pp: int) -> tup
         micro_batches = pp if microbatch_count is None else integer_of(job_config.reading, full_key, microbatch_count)
         micro_batch = local_batch // micro_batches
     if micro_batch < 1 or micro_batch * micro_batches != local_batch:
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             full_key, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
         )
     return micro_batch, micro_batches
@@ -451,7 +450,7 @@ def _optimizer_name(job_config: _JobConfig) -> str:
     full_key, optimizer_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if optimizer_name is not None and optimizer_name not in optimizer_names:
-        raise job_config.argument_error(
+        raise job_config.reading.argument_error(
             full_key, f"{short_repr(optimizer_name)} is not supported; expected AdamW or Adam"
         )
     return "adamw"
@@ -474,7 +473,7 @@ def _compiles_layers(job_config: _JobConfig) -> bool:
         compiled_components = job_config.find_key("components", "compile")[1]
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
-            raise job_config.value_error("compile.components", component_names, "a list")
+            raise job_config.reading.value_error("compile.components", component_names, "a list")
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
