@@ -180,15 +180,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         if recompute_value in (True, "full"):
             settings["recompute"] = "full"
         elif recompute_value not in (None, False):
-            reader.unknown_arguments["distributed.activation_checkpointing"] = (
-                f"{short_repr(recompute_value)} is not modelled"
-            )
+            reader.refuse("distributed.activation_checkpointing", f"{short_repr(recompute_value)} is not modelled")
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         elif reader.flag(reader.table(config, "quantization"), "load_in_4bit"):
-            reader.unknown_arguments["quantization.load_in_4bit"] = (
-                "weights in 4 bits without a table peft are not modelled"
-            )
+            reader.refuse("quantization.load_in_4bit", "weights in 4 bits without a table peft are not modelled")
         is_sharded = layout.zero == 3
         float8 = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
@@ -208,7 +204,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
-            reader.unknown_arguments[f"{table_name}.enabled"] = f"{description} is not modelled"
+            reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
 
 
 def _model_name(reader: LaunchReader, model: Table) -> str:
@@ -224,7 +220,7 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
     unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
     for table, place in ((model, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
-            reader.unknown_arguments[f"{place}.num_nextn_predict_layers"] = "multi-token prediction is not modelled"
+            reader.refuse(f"{place}.num_nextn_predict_layers", "multi-token prediction is not modelled")
     if builder_path.startswith("NeMoAutoModelForSequenceClassification") or model.get("num_labels") is not None:
         reader.score_label_count = reader.integer(model, "num_labels", 2)
     names = (
@@ -247,13 +243,14 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
-        reader.unknown_arguments["distributed.strategy"] = f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are"
+        reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
     tp, cp, pp, ep = (_size(reader, distributed, f"{group}_size") for group in ("tp", "cp", "pp", "ep"))
     replicas = _size(reader, distributed, "dp_replicate_size")
     if pp > 1:
-        reader.unknown_arguments["distributed.pp_size"] = (
+        reader.refuse(
+            "distributed.pp_size",
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
-            "--pp and --vpp has stages"
+            "--pp and --vpp has stages",
         )
         pp = 1
     fewest = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
@@ -308,16 +305,14 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
         return None
     recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
     if recipe is None:
-        raise reader.argument_error(
-            "fp8.recipe_name", f"{short_repr(float8['recipe_name'])}; expected one of {', '.join(FLOAT8_RECIPES)}"
-        )
+        raise reader.value_error("fp8.recipe_name", float8["recipe_name"], f"one of {', '.join(FLOAT8_RECIPES)}")
     if layout.zero != 3:
         raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
     names = float8.get("filter_fqns") or []
     if not isinstance(names, list) or any(name != "lm_head" for name in names):
-        reader.unknown_arguments["fp8.filter_fqns"] = "lm_head is modelled"
+        reader.refuse("fp8.filter_fqns", "lm_head is modelled")
     return Float8Settings(
         gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
         recipe=recipe,
@@ -331,7 +326,7 @@ def _sharding_settings(
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     policy = reader.table(distributed, "mp_policy")
     if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
-        reader.unknown_arguments["distributed.mp_policy.param_dtype"] = "bfloat16 is modelled"
+        reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
     reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
     return TitanSettings(
         float8=float8,
@@ -363,9 +358,7 @@ def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict
     written_format = str(reader.value(model, "torch_dtype", "auto")).removeprefix("torch.")[:20]
     dtype = FORMATS.get(written_format)
     if dtype is None:
-        raise reader.argument_error(
-            "model.torch_dtype", f"{short_repr(written_format)}; expected auto, bfloat16 or float32"
-        )
+        raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
     if written_format == "auto":
         reader.notes.append("model.torch_dtype auto: weights are in bf16, as most checkpoints are")
     if dtype == "fp32" and layout.zero == 3:
@@ -377,7 +370,7 @@ def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
     """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
     backend = reader.table(model, "backend")
     if backend.get("te_fp8") is not None:
-        reader.unknown_arguments["model.backend.te_fp8"] = "products in 8 bits are not modelled"
+        reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
     settings: dict[str, Any] = {} if model.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
     name, key = model.get("attn_implementation"), "model.attn_implementation"
     if name is None and backend.get("attn") == "eager":
@@ -396,8 +389,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if name.startswith("transformer_engine") and name.endswith(FUSED_ADAM):
         return _fused_adam_settings(reader, optimizer)
     if name not in OPTIMIZERS:
-        reader.unknown_arguments[f"optimizer.{TARGET}"] = (
-            f"{short_repr(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are"
+        reader.refuse(
+            f"optimizer.{TARGET}",
+            f"{short_repr(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
         )
         return {}
     if name == "torch.optim.SGD":
@@ -417,9 +411,7 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
         str(optimizer.get(key) or "float32").removeprefix("torch.") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")
     }
     if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
-        reader.unknown_arguments["optimizer.exp_avg_dtype"] = (
-            "both states in float32, or both in bfloat16, are modelled"
-        )
+        reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
     if reader.flag(optimizer, "master_weights"):
         has_remainders = reader.flag(optimizer, "store_param_remainders")
         reader.frozen = FrozenModel(
@@ -447,7 +439,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
     if name == "TEParallelCrossEntropy":
         return {"cross_entropy": "fused"}
-    reader.unknown_arguments[f"loss_fn.{TARGET}"] = f"{short_repr(name)} is not modelled"
+    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(name)} is not modelled")
     return {}
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
@@ -160,7 +159,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         add_noise_note(reader, config)
         reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
-            reader.unknown_arguments["expert_parallel_size"] = "it is modelled as 1"
+            reader.refuse("expert_parallel_size", "it is modelled as 1")
         _check_published_format(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
@@ -257,9 +256,10 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
-        reader.unknown_arguments["model_quantization_config"] = (
+        reader.refuse(
+            "model_quantization_config",
             "weights that stay in the published format are not modelled; model_quantization_config_kwargs with "
-            "dequantize: true is"
+            "dequantize: true is",
         )
 
 
@@ -267,14 +267,12 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     """Records as unknown arguments the patterns that train only parts of the model (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
-        raise reader.argument_error(
-            "unfrozen_parameters", f"{short_repr(module_patterns)}; expected a list of patterns"
-        )
+        raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
     if not module_patterns:
         return
     trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
     if "model.language_model" not in trained_modules or not trained_modules <= LANGUAGE_MODEL or config.get("adapter"):
-        reader.unknown_arguments["unfrozen_parameters"] = "training of some parameters alone is not modelled"
+        reader.refuse("unfrozen_parameters", "training of some parameters alone is not modelled")
 
 
 LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
@@ -321,9 +319,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             reader.assumed_defaults["gradient_checkpointing_kwargs.use_reentrant"] = True
             checkpoint_arguments = {"use_reentrant": True}
         if not isinstance(checkpoint_arguments, Mapping):
-            raise reader.argument_error(
-                "gradient_checkpointing_kwargs", f"{short_repr(checkpoint_arguments)}; expected a table"
-            )
+            raise reader.value_error("gradient_checkpointing_kwargs", checkpoint_arguments, "a table")
         kernel_settings["recompute"] = "full-reentrant" if checkpoint_arguments.get("use_reentrant") is True else "full"
     if config.get("activation_offloading"):
         kernel_settings["offload_activations"] = True
@@ -345,10 +341,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
-        raise reader.argument_error("plugins", f"{short_repr(plugins)}; expected a list of names")
+        raise reader.value_error("plugins", plugins, "a list of names")
     for plugin in plugins:
         if str(plugin).rpartition(".")[2] not in PLUGINS:
-            reader.unknown_arguments[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
+            reader.refuse(f"plugins.{plugin}"[:100], "what it changes is not modelled")
     if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
         loss_settings["norm"] = "liger" if config.get("liger_glu_activation") else "fused"
     elif config.get("liger_glu_activation"):
@@ -384,10 +380,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.refuse_if_set(config, {LINEAR_EXPERTS: "experts as linear layers are not modelled without adapters"})
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if config.get(argument_name):
-                reader.unknown_arguments[argument_name] = "quantized weights take no gradient without an adapter"
+                reader.refuse(argument_name, "quantized weights take no gradient without an adapter")
         return {}
     if adapter_kind not in ("lora", "qlora"):
-        raise reader.argument_error("adapter", f"{short_repr(adapter_kind)}; expected lora or qlora")
+        raise reader.value_error("adapter", adapter_kind, "lora or qlora")
     if config.get("lora_r") is None:
         raise reader.argument_error("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
     target_modules = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
@@ -397,9 +393,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         and not (target_modules == "all-linear" or "experts." in str(target_modules))
     )
     if reader.flag(config, LINEAR_EXPERTS) and not has_linear_experts:
-        reader.unknown_arguments[LINEAR_EXPERTS] = (
-            "experts as linear layers are modelled in 4 bits and without adapters alone"
-        )
+        reader.refuse(LINEAR_EXPERTS, "experts as linear layers are modelled in 4 bits and without adapters alone")
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
@@ -416,7 +410,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 refusal_reason = (
                     "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
                 )
-                reader.unknown_arguments["lora_target_parameters"] = refusal_reason
+                reader.refuse("lora_target_parameters", refusal_reason)
             adapter_settings["quantized_experts"] = True
             if has_linear_experts:  # monkeypatch/models/llama4/modeling.py: three linear layers of each expert
                 reader.notes.append("llama4_linearized_experts: a layer's experts are decoded at once, an upper bound")
@@ -433,7 +427,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             "relora: the sum of one layer's weight and its adapter, made at each restart, is not counted"
         )
     if config.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
-        reader.unknown_arguments["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
+        reader.refuse("quantize_moe_experts", "experts in 4 bits alone are modelled, with adapter: qlora")
     if (
         not adapter_settings.get("lora_dropout")
         and not config.get("trust_remote_code")
@@ -447,12 +441,10 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     bnb_options = config.get("bnb_config_kwargs") or {}
     if not isinstance(bnb_options, Mapping):
-        raise reader.argument_error("bnb_config_kwargs", f"{short_repr(bnb_options)}; expected a table")
+        raise reader.value_error("bnb_config_kwargs", bnb_options, "a table")
     for bnb_key, bnb_value in bnb_options.items():
         if bnb_key not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or bnb_value not in (True, False, "nf4"):
-            reader.unknown_arguments[f"bnb_config_kwargs.{bnb_key}"[:100]] = (
-                "it is not modelled; bnb_4bit_use_double_quant is"
-            )
+            reader.refuse(f"bnb_config_kwargs.{bnb_key}"[:100], "it is not modelled; bnb_4bit_use_double_quant is")
     return "nf4" if bnb_options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
 
@@ -465,10 +457,10 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
-            raise reader.argument_error(table_key, f"{short_repr(override_table)}; expected a table")
+            raise reader.value_error(table_key, override_table, "a table")
         for field_name in override_table:
             if field_name not in OVERRIDES_WITHOUT_MEMORY:
-                reader.unknown_arguments[f"{table_key}.{field_name}"[:100]] = "this field of the config is not replaced"
+                reader.refuse(f"{table_key}.{field_name}"[:100], "this field of the config is not replaced")
         if override_table.get("output_router_logits"):
             reader.notes.append(f"{table_key}.output_router_logits: the loss of the routers is not counted")
 
@@ -483,7 +475,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
     if loss_type == "kto":
         return kto_settings(reader, run_settings)
     if loss_type not in PREFERENCES:
-        reader.unknown_arguments["rl"] = f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
+        reader.refuse("rl", f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are")
         return {}
     has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
     return pair_settings(reader, PREFERENCES[loss_type], run_settings, has_cached_reference=has_cached_reference)

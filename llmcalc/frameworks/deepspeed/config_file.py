@@ -103,19 +103,17 @@ def read_deepspeed_section(
     command_settings |= _optimizer_settings(reader, config)
     for config_key, config_value in reader.table(config, "activation_checkpointing").items():
         if config_key in ("partition_activations", "cpu_checkpointing") and config_value not in (False, None):
-            reader.unknown_arguments[f"activation_checkpointing.{config_key}"] = "it is modelled without"
+            reader.refuse(f"activation_checkpointing.{config_key}", "it is modelled without")
     compilation = reader.table(config, "compile")
     if compilation and compilation.get("disable") in (False, None) and compilation.get("deepcompile") in (False, None):
         command_settings["compile"] = True
     elif compilation.get("deepcompile"):
-        reader.unknown_arguments["compile.deepcompile"] = "DeepCompile is not modelled"
+        reader.refuse("compile.deepcompile", "DeepCompile is not modelled")
     if reader.table(config, "progressive_layer_drop").get("enabled"):
         reader.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
-        reader.unknown_arguments["tensor_parallel.autotp_size"] = (
-            "layers divided by AutoTP: --allow-unknown counts whole ones"
-        )
+        reader.refuse("tensor_parallel.autotp_size", "layers divided by AutoTP: --allow-unknown counts whole ones")
     return LaunchSettings(Layout(dp=device_count, zero=zero_table.stage or 0), command_settings, zero_table)
 
 
@@ -162,9 +160,9 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         elif setting_name in ZERO_IGNORED:
             reader.ignored_arguments.append(dotted_key)
         elif setting_name not in ZERO_OFF:
-            reader.unknown_arguments[dotted_key] = "no key that is known"
+            reader.refuse(dotted_key, "no key that is known")
         elif config_value not in ZERO_OFF[setting_name]:
-            reader.unknown_arguments[dotted_key] = f"{short_repr(config_value)} is not modelled"
+            reader.refuse(dotted_key, f"{short_repr(config_value)} is not modelled")
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
             name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
@@ -192,13 +190,14 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     settings = DeepSpeedSettings(**field_values)
     for zero_field in fields(settings):
         if zero_field.name in NOT_MODELLED and getattr(settings, zero_field.name) != zero_field.default:
-            reader.unknown_arguments[f"zero_optimization.{zero_field.name}"] = (
-                f"{short_repr(getattr(settings, zero_field.name))} is not modelled"
+            reader.refuse(
+                f"zero_optimization.{zero_field.name}",
+                f"{short_repr(getattr(settings, zero_field.name))} is not modelled",
             )
     _refuse_partial_offload(reader, reader.table(config, "zero_optimization"), settings.stage)
     for setting_name in ("offload_optimizer", "offload_param"):
         if getattr(settings, setting_name) == "nvme":
-            reader.unknown_arguments[f"zero_optimization.{setting_name}"] = "offloading to NVMe is not modelled"
+            reader.refuse(f"zero_optimization.{setting_name}", "offloading to NVMe is not modelled")
     return settings
 
 
@@ -209,11 +208,12 @@ def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage:
         return
     host_share = offload_table.get("ratio", 1)
     if zero_stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
-        reader.unknown_arguments["zero_optimization.offload_optimizer.ratio"] = (
-            f"{short_repr(host_share)} is not modelled: all states are counted on the host"
+        reader.refuse(
+            "zero_optimization.offload_optimizer.ratio",
+            f"{short_repr(host_share)} is not modelled: all states are counted on the host",
         )
     if offload_table.get("super_offload"):
-        reader.unknown_arguments["zero_optimization.offload_optimizer.super_offload"] = "it is modelled without"
+        reader.refuse("zero_optimization.offload_optimizer.super_offload", "it is modelled without")
 
 
 AUTO_TEXT = "'auto'"
@@ -247,9 +247,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
             return float(config_value)
         if plain_type is str and isinstance(config_value, str):
             return config_value[:40]
-    raise reader.argument_error(
-        dotted_key, f"{short_repr(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
-    )
+    raise reader.value_error(dotted_key, config_value, f"{' or '.join(map(_type_description, type_arguments))}")
 
 
 def _type_description(field_type: Any) -> str:
@@ -330,13 +328,11 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.argument_error("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
-        reader.unknown_arguments["amp"] = "Apex is not modelled"
+        reader.refuse("amp", "Apex is not modelled")
     format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
     accumulation_format = reader.table(config, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
-        raise reader.argument_error(
-            "data_types.grad_accum_dtype", f"{short_repr(accumulation_format)}; expected fp32, bf16 or fp16"
-        )
+        raise reader.value_error("data_types.grad_accum_dtype", accumulation_format, "fp32, bf16 or fp16")
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
@@ -361,12 +357,12 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
         if zero_stage or not is_half_precision:
-            reader.unknown_arguments["optimizer.type"] = (
-                f"{short_repr(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
+            reader.refuse(
+                "optimizer.type", f"{short_repr(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(optimizer_type).lower()[:40])
     if optimizer is None:
-        reader.unknown_arguments["optimizer.type"] = f"{short_repr(optimizer_type)} is not modelled"
+        reader.refuse("optimizer.type", f"{short_repr(optimizer_type)} is not modelled")
         return {}
     return {"optimizer": optimizer}

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import short_repr
 from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
@@ -97,16 +96,15 @@ def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: di
 
 def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
-    dtype = reader.value(config, "dtype", "fp16")
-    if dtype not in ("fp16", "bf16"):
-        raise reader.argument_error("--dtype", f"{short_repr(dtype)}; expected fp16 or bf16")
+    dtype = reader.choice(config, "dtype", ("fp16", "bf16"), "fp16", "--")
     device = "cpu" if reader.flag(config, "offload") else "none"
     zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif zero_stage == 3:
-        reader.unknown_arguments["--zero_stage"] = (
-            "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
+        reader.refuse(
+            "--zero_stage",
+            "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing",
         )
     return {
         "train_micro_batch_size_per_gpu": reader.integer(config, "per_device_train_batch_size", 16),
@@ -154,5 +152,5 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("lora_dim") not in (None, 0):
         settings |= _adapter_settings(reader, config)
     if reader.flag(config, "compute_fp32_loss"):
-        reader.unknown_arguments["--compute_fp32_loss"] = "it is modelled without"
+        reader.refuse("--compute_fp32_loss", "it is modelled without")
     return settings

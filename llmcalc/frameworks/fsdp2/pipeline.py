@@ -337,10 +337,8 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
         repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.count_bytes({})
     block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.has_expandable_segments), {})
-    replay_result.rounding_bytes, replay_result.rounding_bytes_after = (
-        block_overhead.rounding_bytes,
-        block_overhead.rounding_bytes_after,
-    )
+    replay_result.rounding_bytes = block_overhead.rounding_bytes
+    replay_result.rounding_bytes_after = block_overhead.rounding_bytes_after
     replay_result.reserved_bytes = (
         replay_result.peak[1].bytes + block_overhead.rounding_bytes + block_overhead.free_bytes
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, short_repr
+from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
 from ...workload.execution import LOSSES_WITH_HEAD
@@ -74,7 +74,7 @@ def fsdp_layout(
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero_stage, has_resharding, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
-        reader.unknown_arguments[f"{section_name}.xla"] = "XLA is not modelled"
+        reader.refuse(f"{section_name}.xla", "XLA is not modelled")
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
@@ -89,7 +89,7 @@ def fsdp_layout(
     unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
     tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
-        reader.unknown_arguments["parallelism_config.sp_size"] = "Ulysses is not modelled"
+        reader.refuse("parallelism_config.sp_size", "Ulysses is not modelled")
     if is_hybrid_sharding:
         replicas = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
@@ -133,9 +133,7 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
         )
     if strategy not in STRATEGIES:
         strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
-        raise reader.argument_error(
-            "fsdp_config.fsdp_sharding_strategy", f"{short_repr(strategy)}; expected one of {strategy_names}"
-        )
+        raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategy_names}")
     zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:
         has_resharding = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
@@ -232,7 +230,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
-        raise reader.argument_error("fsdp_config", f"{short_repr(config)}; expected a table, or a file's contents")
+        raise reader.value_error("fsdp_config", config, "a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp_argument = trainer_arguments.get("fsdp") or ""
     if isinstance(fsdp_argument, str):
@@ -248,9 +246,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         elif option_name == "OFFLOAD":
             fsdp_table["offload_params"] = True
         elif option_name not in ("AUTO_WRAP", "TRUE"):
-            raise reader.argument_error(
-                "fsdp", f"{short_repr(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard"
-            )
+            raise reader.value_error("fsdp", fsdp_option, "full_shard, shard_grad_op or hybrid_shard")
     return fsdp_table
 
 

@@ -13,16 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import (
-    Launch,
-    LaunchReader,
-    LaunchSettings,
-    LaunchSource,
-    Table,
-    flag_value,
-    integer_of,
-    reader_of,
-)
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, integer_of, reader_of
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
 
@@ -167,9 +158,7 @@ class _JobConfig:
             return default_value
         value_text = str(job_value)[:60]
         if value_text not in allowed_values:
-            raise self.reading.argument_error(
-                full_key, f"{short_repr(job_value)}; expected one of {', '.join(allowed_values)}"
-            )
+            raise self.reading.value_error(full_key, job_value, f"one of {', '.join(allowed_values)}")
         return value_text
 
 
@@ -193,9 +182,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     if spec is None:
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
-            raise reader.argument_error(
-                "model.flavor", f"{short_repr(model_size)}; expected the name of a flavour, such as 8B"
-            )
+            raise reader.value_error("model.flavor", model_size, "the name of a flavour, such as 8B")
         spec = spec_of_flavor(
             "llama3" if section_name is None else str(section_name),
             model_size,
@@ -213,18 +200,18 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(section_table, Mapping):
-        raise reader.argument_error(section_name[:60], f"{short_repr(section_table)}; expected a table")
+        raise reader.value_error(section_name[:60], section_table, "a table")
     for section_key, section_value in section_table.items():
         dotted_key = f"{section_name}.{section_key}"[:80]
         if section_key in READ.get(section_name, ()):
             continue
         if dotted_key in EMPTY:
             if section_value not in EMPTY[dotted_key]:
-                reader.unknown_arguments[dotted_key] = f"{short_repr(section_value)} is not modelled"
+                reader.refuse(dotted_key, f"{short_repr(section_value)} is not modelled")
         elif section_name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section_name, ()):
             reader.ignored_arguments.append(dotted_key)
         else:
-            reader.unknown_arguments[dotted_key] = "no key that is known"
+            reader.refuse(dotted_key, "no key that is known")
 
 
 def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None) -> Layout:
@@ -357,9 +344,7 @@ def _stage_layers_from_split_points(
         layer_count,
     ]
     if sorted(set(stage_bounds)) != stage_bounds:
-        raise job_config.reading.argument_error(
-            full_key, f"{short_repr(split_points)}; expected layers in rising order, such as layers.4"
-        )
+        raise job_config.reading.value_error(full_key, split_points, "layers in rising order, such as layers.4")
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
         raise job_config.reading.argument_error(
             full_key, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
@@ -412,7 +397,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
         "recompute": _recompute_setting(job_config),
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
-        reader.unknown_arguments["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
+        reader.refuse("parallelism.enable_compiled_autograd", "compiled autograd is not modelled")
     return {option: option_value for option, option_value in command_settings.items() if option_value is not None}
 
 
@@ -488,9 +473,7 @@ def _compiles_layers(job_config: _JobConfig) -> bool:
         compiled_components = job_config.find_key("components", "compile")[1]
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
-            raise job_config.reading.argument_error(
-                "compile.components", f"{short_repr(component_names)}; expected a list"
-            )
+            raise job_config.reading.value_error("compile.components", component_names, "a list")
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
@@ -500,9 +483,7 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
-        job_config.reading.unknown_arguments["activation_checkpoint.mode"] = (
-            "the compiler's memory budget is not modelled"
-        )
+        job_config.reading.refuse("activation_checkpoint.mode", "the compiler's memory budget is not modelled")
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
@@ -534,7 +515,7 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
     )
     if not settings.loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
-        reader.unknown_arguments[full_key] = "without shards the loss is modelled on divided logits alone"
+        reader.refuse(full_key, "without shards the loss is modelled on divided logits alone")
     if settings.float8 is not None:
         gather_format = (
             "gathered in 8 bits" if settings.float8.gathers_float8 else "gathered in the format of computing"
@@ -574,11 +555,11 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     converters = job_config.find_key("converters", "model")[1] or []
     converter_names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(converter_names, list):
-        raise reader.argument_error("model.converters", f"{short_repr(converters)}; expected a list")
+        raise reader.value_error("model.converters", converters, "a list")
     for converter_name in converter_names:
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
-            reader.unknown_arguments[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
+            reader.refuse(f"model.converters: {str(converter_name)[:40]}", refusal_reason)
     is_float8_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
     if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8Settings(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
@@ -586,15 +567,11 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     recipe = float8_table.get("recipe_name")
     skipped_modules = float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reader.argument_error(
-            f"{section_name}.recipe_name", f"{short_repr(recipe)}; expected one of {', '.join(RECIPES)}"
-        )
+        raise reader.value_error(f"{section_name}.recipe_name", recipe, f"one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
-        raise reader.argument_error(
-            f"{section_name}.filter_fqns", f"{short_repr(skipped_modules)}; expected a list of names"
-        )
+        raise reader.value_error(f"{section_name}.filter_fqns", skipped_modules, "a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:

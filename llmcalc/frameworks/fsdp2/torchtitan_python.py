@@ -97,7 +97,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
         )
     converter_keys = [config_key for config_key in config if config_key.startswith("model_spec.converters")]
     if converter_keys:
-        reader.unknown_arguments["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
+        reader.refuse("model_spec.converters", "converters in Python (float8, MXFP8, LoRA) are not read")
     for config_key, config_value in config.items():
         is_argument = (
             config_key.startswith("model_spec.")
@@ -105,7 +105,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
             and CALLED not in config_key
         )
         if is_argument and config_value not in (None, "standard"):
-            reader.unknown_arguments[config_key[:80]] = "no argument of a model that is read"
+            reader.refuse(config_key[:80], "no argument of a model that is read")
     launched_run = read_job(
         _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.name_in_errors)
     )
@@ -142,7 +142,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
     job_sections["activation_checkpoint"] |= _checkpointing_mode(reader, config)
     optimizer_class = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer_class not in ("default_adamw", "OptimizersContainer.Config"):
-        reader.unknown_arguments["optimizer"] = f"{optimizer_class[:60]} is not read; default_adamw is"
+        reader.refuse("optimizer", f"{optimizer_class[:60]} is not read; default_adamw is")
     return job_sections
 
 

@@ -239,10 +239,8 @@ class ModelGraph:
             return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
         key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
-        query, key = (
-            self._view(query_and_gate, (head_dim, heads, tokens)),
-            self._view(key, (head_dim, key_heads, tokens)),
-        )
+        query = self._view(query_and_gate, (head_dim, heads, tokens))
+        key = self._view(key, (head_dim, key_heads, tokens))
         if gate_width:
             query = self._new_tensor((head_dim, heads, tokens), query)  # its norm, out of place beside the gate
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:

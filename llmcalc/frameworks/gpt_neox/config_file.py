@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...algebra import ceil_div
-from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
@@ -109,20 +108,16 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     """
     sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
     if not sixteen_bit_formats:
-        reader.unknown_arguments["precision"] = (
-            "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
+        reader.refuse(
+            "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
     zero_table = reader.table(config, "zero_optimization")
     zero_stage = integer_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
     if zero_stage > 1:
-        reader.unknown_arguments["zero_optimization.stage"] = (
-            f"{zero_stage} beside layers that ranks divide is not modelled"
-        )
+        reader.refuse("zero_optimization.stage", f"{zero_stage} beside layers that ranks divide is not modelled")
     for argument_name in ("cpu_offload", "offload_optimizer"):
         if zero_table.get(argument_name):
-            reader.unknown_arguments[f"zero_optimization.{argument_name}"] = (
-                "with layers that ranks divide it is not modelled"
-            )
+            reader.refuse(f"zero_optimization.{argument_name}", "with layers that ranks divide it is not modelled")
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
     megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
@@ -179,9 +174,7 @@ def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
         mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
     if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):
         kinds_text = ", ".join(sorted(mixer_kinds))[:60]
-        reader.unknown_arguments["attention_config"] = (
-            f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
-        )
+        reader.refuse("attention_config", f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are")
         return "global"
     return mixer_kinds.pop()
 
@@ -205,7 +198,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
     if position_type not in POSITIONS:
-        raise reader.argument_error("pos_emb", f"{short_repr(position_type)}; expected {', '.join(POSITIONS)}")
+        raise reader.value_error("pos_emb", position_type, ", ".join(POSITIONS))
     if position_type == "rotary":
         attention_table["position"] = _rotary_table(reader, arguments)
     elif position_type == "alibi":
@@ -236,7 +229,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
 def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
     """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reader.flag(arguments, "mamba_use_bias_in_linears"):
-        reader.unknown_arguments["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
+        reader.refuse("mamba_use_bias_in_linears", "biases of Mamba's linear layers are not modelled")
     return {
         "type": "mamba",
         "intermediate_size": reader.integer(arguments, "intermediate_size", 2 * hidden_size),
@@ -249,9 +242,7 @@ def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> di
 
 def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
-    norm_name = str(reader.value(arguments, "norm", "layernorm"))
-    if norm_name not in ("layernorm", "rmsnorm"):
-        raise reader.argument_error("norm", f"{short_repr(norm_name)}; expected layernorm or rmsnorm")
+    norm_name = reader.choice(arguments, "norm", ("layernorm", "rmsnorm"), "layernorm")
     if norm_name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
         return {"type": norm_name, "bias": False}
     return {"type": norm_name}
@@ -261,7 +252,7 @@ def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, rope_base = (reader.value(arguments, argument, value) for argument, value in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
-        raise reader.argument_error("rotary_pct", f"{short_repr(rotary_fraction)}; expected a share from 0 to 1")
+        raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
@@ -275,11 +266,9 @@ def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> 
     activation_name = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation_name in GATED
     if not is_gated and activation_name not in ("gelu", "relu", "silu"):
-        raise reader.argument_error(
-            "activation", f"{short_repr(activation_name)}; expected gelu, relu, silu or {', '.join(GATED)}"
-        )
+        raise reader.value_error("activation", activation_name, f"gelu, relu, silu or {', '.join(GATED)}")
     if arguments.get("expansion_factor") is not None:
-        reader.unknown_arguments["expansion_factor"] = "expected intermediate_size"
+        reader.refuse("expansion_factor", "expected intermediate_size")
     width_multiple = reader.integer(arguments, "mlp_multiple_of", 1)
     inner_width = reader.integer(arguments, "intermediate_size", 4 * hidden_size)
     inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width

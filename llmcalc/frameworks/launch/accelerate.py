@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..registry import WITHOUT_A_NAME, plugins
@@ -66,7 +65,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
             reader.notes.append(f"--devices {world_size} in the place of num_processes: {process_count}")
         world_size = world_size or process_count
     if reader.flag(config, "use_cpu"):
-        reader.unknown_arguments["use_cpu"] = "training on a CPU is not modelled"
+        reader.refuse("use_cpu", "training on a CPU is not modelled")
     device_count = reader.device_count(world_size)
     if config.get("num_machines"):
         integer_of(reader, "num_machines", config["num_machines"])
@@ -87,9 +86,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if distributed_type in OTHER_DEVICES:
         reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
     elif distributed_type not in (*WITHOUT_PLUGIN, *plugins_by_type):
-        raise reader.argument_error(
-            "distributed_type",
-            f"{short_repr(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
+        raise reader.value_error(
+            "distributed_type", distributed_type, f"one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
         )
     settings = default_attention(reader) | launch_settings.settings
     return reader.launch(framework, launch_settings._replace(settings=settings))
@@ -103,10 +101,6 @@ def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.notes += [FP16_NOTE] * (precision_name == "fp16")
         return {"precision": "autocast"}
     if precision_name == "fp8":
-        reader.unknown_arguments["mixed_precision"] = (
-            "products in 8 bits, by Transformer Engine or torchao, are not modelled here"
-        )
+        reader.refuse("mixed_precision", "products in 8 bits, by Transformer Engine or torchao, are not modelled here")
         return {}
-    raise reader.argument_error(
-        "mixed_precision", f"{short_repr(config['mixed_precision'])}; expected no, bf16 or fp16"
-    )
+    raise reader.value_error("mixed_precision", config["mixed_precision"], "no, bf16 or fp16")

@@ -154,13 +154,7 @@ class Launch:
             "filled_in": {
                 argument: json_value_of(default_value) for argument, default_value in self.assumed_defaults.items()
             },
-            "overridden": {
-                argument: {
-                    "file": json_value_of(value_override.file_value),
-                    "option": json_value_of(value_override.option_value),
-                }
-                for argument, value_override in self.option_overrides.items()
-            },
+            "overridden": {argument: override.data() for argument, override in self.option_overrides.items()},
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
@@ -179,6 +173,10 @@ class OptionOverride(NamedTuple):
 
     option_value: Any
     file_value: Any
+
+    def data(self) -> dict[str, Any]:
+        """Returns both values as part of a JSON document."""
+        return {"file": json_value_of(self.file_value), "option": json_value_of(self.option_value)}
 
 
 def json_value_of(launch_value: Any) -> Any:
@@ -405,11 +403,15 @@ class LaunchReader:
         self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
+    def refuse(self, argument_name: str, refusal_reason: str) -> None:
+        """Records an argument as unknown. refusal_reason: why it is not modelled."""
+        self.unknown_arguments[argument_name] = refusal_reason
+
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
         for argument_name, refusal_reason in refusal_reasons.items():
             if config.get(argument_name):
-                self.unknown_arguments[f"{name_prefix}{argument_name}"] = refusal_reason
+                self.refuse(f"{name_prefix}{argument_name}", refusal_reason)
 
     def refuse_other_values(
         self, config: Table, allowed_values: Mapping[str, Sequence[Any]], name_prefix: str = "", suffix: str = ""
@@ -420,9 +422,7 @@ class LaunchReader:
         """
         for argument, modelled_values in allowed_values.items():
             if argument in config and config[argument] not in modelled_values:
-                self.unknown_arguments[f"{name_prefix}{argument}"] = (
-                    f"{short_repr(config[argument])[:60]} is not modelled{suffix}"
-                )
+                self.refuse(f"{name_prefix}{argument}", f"{short_repr(config[argument])[:60]} is not modelled{suffix}")
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""
@@ -434,6 +434,19 @@ class LaunchReader:
     def integer(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
         """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
         return integer_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
+
+    def choice(
+        self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
+    ) -> str:
+        """Returns the value of an argument that has one of several texts, or the program's default.
+
+        name_prefix: what precedes the argument in the file; empty by default.
+        """
+        written_choice = str(self.value(config, argument_name, default_choice))
+        if written_choice not in choices:
+            expected_text = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise self.value_error(f"{name_prefix}{argument_name}", written_choice, expected_text)
+        return written_choice
 
     def optional_integer(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
@@ -492,6 +505,10 @@ class LaunchReader:
         """Creates the error about an argument, with the file's name."""
         return InputError(f"{self.name_in_errors}: {argument_name}: {description}")
 
+    def value_error(self, argument_name: str, argument_value: Any, expected_text: str) -> InputError:
+        """Creates the error about an argument's value. expected_text: the values that the argument may have."""
+        return self.argument_error(argument_name, f"{short_repr(argument_value)}; expected {expected_text}")
+
     def device_count(self, world_size: int | None) -> int:
         """Returns the number of devices; 1 with a note if `world_size` is missing."""
         if world_size is None:
@@ -511,9 +528,7 @@ class LaunchReader:
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
         if not isinstance(file_name, str) or self.source.fetch_table is None:
-            raise self.argument_error(
-                argument_name, f"{short_repr(file_name)}; expected the path of {expected_file_kind} that can be read"
-            )
+            raise self.value_error(argument_name, file_name, f"the path of {expected_file_kind} that can be read")
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
@@ -536,16 +551,14 @@ class LaunchReader:
         if inner_table in (None, []):
             return {}
         if not isinstance(inner_table, Mapping):
-            raise self.argument_error(argument_name, f"{short_repr(inner_table)}; expected a table")
+            raise self.value_error(argument_name, inner_table, "a table")
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
         """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
         for group_size, rank_count in self.table(config, "parallelism_config").items():
             if str(group_size).endswith("_size") and rank_count not in (None, 1):
-                self.unknown_arguments[f"parallelism_config.{group_size}"[:100]] = (
-                    "groups of ranks are modelled with FSDP alone"
-                )
+                self.refuse(f"parallelism_config.{group_size}"[:100], "groups of ranks are modelled with FSDP alone")
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
@@ -650,9 +663,7 @@ def check_env(reader: LaunchReader, environment: Mapping[str, str]) -> None:
         for allocator_option in filter(None, environment.get(variable_name, "").replace(" ", "").split(",")):
             option_name = allocator_option.partition(":")[0].lower()
             if option_name not in ("expandable_segments", *HARMLESS):
-                reader.unknown_arguments[f"{variable_name}={allocator_option}"[:80]] = (
-                    "the allocator is modelled without it"
-                )
+                reader.refuse(f"{variable_name}={allocator_option}"[:80], "the allocator is modelled without it")
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
@@ -672,9 +683,7 @@ def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, 
     if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
         parsed_number = int(written_value)
     if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
-        raise reader.argument_error(
-            argument_name, f"{short_repr(written_value)}; expected a whole number of at least {minimum}"
-        )
+        raise reader.value_error(argument_name, written_value, f"a whole number of at least {minimum}")
     return parsed_number
 
 
@@ -686,7 +695,7 @@ def share_of(reader: LaunchReader, argument_name: str, config: Table, default_sh
     except ValueError:
         parsed_share = 0.0
     if not 0 < parsed_share <= 1:
-        raise reader.argument_error(argument_name, f"{short_repr(written_share)}; expected a share above 0, at most 1")
+        raise reader.value_error(argument_name, written_share, "a share above 0, at most 1")
     return parsed_share
 
 
@@ -697,7 +706,7 @@ def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> b
         return written_flag
     truth_value = flags.get(str(written_flag).strip().lower()[:10])
     if truth_value is None:
-        raise reader.argument_error(argument_name, f"{short_repr(written_flag)}; expected true or false")
+        raise reader.value_error(argument_name, written_flag, "true or false")
     return truth_value
 
 
@@ -716,4 +725,4 @@ def unknown_keys(
     known_keys = set(known_names)
     for config_key, config_value in config_table.items():
         if config_key not in known_keys and config_value is not None:
-            reader.unknown_arguments[f"{place_in_file}.{config_key}".strip(".")[:100]] = reason
+            reader.refuse(f"{place_in_file}.{config_key}".strip(".")[:100], reason)

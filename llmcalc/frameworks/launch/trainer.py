@@ -161,7 +161,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
-            reader.unknown_arguments[script_name] = OTHER_HEAD
+            reader.refuse(script_name, OTHER_HEAD)
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
@@ -312,9 +312,9 @@ def trainer_settings(
     is_low_rank = _is_low_rank(str(config.get("optim")))
     for argument_name in ("auto_find_batch_size", "use_cpu", "no_cuda", *(("optim_args",) * (not is_low_rank))):
         if config.get(argument_name) not in (None, False, ""):
-            reader.unknown_arguments[argument_name] = "it is modelled without"
+            reader.refuse(argument_name, "it is modelled without")
     if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
-        reader.unknown_arguments["label_smoothing_factor"] = "the loss is modelled without"
+        reader.refuse("label_smoothing_factor", "the loss is modelled without")
     return run_settings
 
 
@@ -342,7 +342,7 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
     if optimizer_name not in OPTIMIZERS:
-        reader.unknown_arguments[argument_name] = f"'{optimizer_name}' is not modelled"
+        reader.refuse(argument_name, f"'{optimizer_name}' is not modelled")
         return {}
     reader.written_options["optimizer"] = f"{argument_name} {optimizer_name}"
     return dict(OPTIMIZERS[optimizer_name])
@@ -364,7 +364,7 @@ def optimizer_with_targets(
     if _is_low_rank(optimizer_name):
         return _low_rank_optimizer(reader, config, (argument_name, optimizer_name), run_settings)
     if config.get("optim_target_modules"):
-        reader.unknown_arguments["optim_target_modules"] = "it is modelled without"
+        reader.refuse("optim_target_modules", "it is modelled without")
     return optimizer_settings(reader, argument_name, optimizer_name)
 
 
@@ -381,7 +381,7 @@ def _low_rank_optimizer(
     target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
     target_names = {re.sub(r"[^a-z_]", "", str(module_target)).removeprefix("self_") for module_target in target_list}
     if target_names != {"attn", "mlp"}:  # "all-linear" has the output head too
-        reader.unknown_arguments["optim_target_modules"] = "[attn, mlp] alone is modelled"
+        reader.refuse("optim_target_modules", "[attn, mlp] alone is modelled")
     written_arguments = config.get("optim_args") or {}
     named_arguments = (
         re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
@@ -389,7 +389,7 @@ def _low_rank_optimizer(
     arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(named_arguments)
     for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
         if arguments.get(argument_name, modelled_value) != modelled_value:
-            reader.unknown_arguments[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
+            reader.refuse(f"optim_args.{argument_name}", f"{modelled_value} alone is modelled")
     rank_text = str(reader.value(arguments, "rank", 128))
     if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
         raise reader.argument_error(
@@ -510,7 +510,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reader.argument_error(format_key, f"{short_repr(written_format)}; expected bfloat16, float16 or float32")
+        raise reader.value_error(format_key, written_format, "bfloat16, float16 or float32")
     if dtype == "fp32":
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
@@ -526,9 +526,7 @@ def attention_settings(reader: LaunchReader, argument_name: str, written_name: A
     if implementation_name in ("eager", "sdpa"):
         return {"attn_implementation": implementation_name}
     if not any(kernel_name in implementation_name for kernel_name in FLASH_KERNELS):
-        raise reader.argument_error(
-            argument_name, f"{short_repr(written_name)}; expected eager, sdpa or flash_attention_2"
-        )
+        raise reader.value_error(argument_name, written_name, "eager, sdpa or flash_attention_2")
     if implementation_name == "flex_attention":
         reader.notes.append(f"{argument_name}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
@@ -570,7 +568,7 @@ def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> T
         return reader.table(config, argument_name)
     parsed_table = parse_json(written_table, f"{reader.name_in_errors}: {argument_name}")
     if not isinstance(parsed_table, Mapping):
-        raise reader.argument_error(argument_name, f"{short_repr(written_table)}; expected a table")
+        raise reader.value_error(argument_name, written_table, "a table")
     return parsed_table
 
 
@@ -595,7 +593,7 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if reader.flag(config, argument_name):
-                reader.unknown_arguments[argument_name] = "quantized weights take no gradient without lora_r"
+                reader.refuse(argument_name, "quantized weights take no gradient without lora_r")
         return {}
     base_settings: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
     if reader.flag(config, "load_in_4bit"):
@@ -637,9 +635,7 @@ def lora_settings(
             "gate_up_proj",
             "down_proj",
         }:
-            reader.unknown_arguments[argument_name] = (
-                "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
-            )
+            reader.refuse(argument_name, "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled")
         adapter_settings["lora_experts"] = True
     for setting_name, (argument_name, written_names) in (
         ("lora_targets", target_pair),
@@ -651,7 +647,7 @@ def lora_settings(
         if isinstance(written_names, str):
             module_names = [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
-            raise reader.argument_error(argument_name, f"{short_repr(written_names)}; expected a list of names")
+            raise reader.value_error(argument_name, written_names, "a list of names")
         adapter_settings[setting_name] = tuple(module_names)
     if dropout_value not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True

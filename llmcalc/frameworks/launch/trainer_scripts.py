@@ -56,7 +56,7 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
         return config
     for argument_name, refusal_reason in training_script.refusal_reasons.items():
         if config.get(argument_name) in BOOLEANS:
-            reader.unknown_arguments[argument_name] = f"{refusal_reason} not modelled"
+            reader.refuse(argument_name, f"{refusal_reason} not modelled")
     trainer_arguments = training_script.translate(reader, config)
     reader.assumed_defaults |= {
         name: value for name, value in trainer_arguments.items() if name in FILLED_IN and name not in config
@@ -92,7 +92,7 @@ def _quantization_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of weights in `bits` bits by bitsandbytes. is_nested: whether scales are quantized too."""
     if bits not in (4, 8, 16, 32):
-        raise reader.argument_error(argument_name, f"{short_repr(bits)}; expected 4, 8 or 16")
+        raise reader.value_error(argument_name, bits, "4, 8 or 16")
     return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
 
 
@@ -170,7 +170,7 @@ def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) ->
 
 def _arguments_of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
-        reader.unknown_arguments["mm_tunable_parts"] = "training of the encoder is not modelled"
+        reader.refuse("mm_tunable_parts", "training of the encoder is not modelled")
     arguments = _multimodal_defaults(reader, config, reader.source.script_name.endswith(("train_mem.py", "train_mem")))
     if reader.flag(config, "lora_enable"):
         arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0.05")
@@ -184,16 +184,16 @@ def _arguments_of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]
     if reader.flag(config, "lora_enable"):
         return arguments | _adapter_arguments(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
     if not reader.flag(config, "tune_mm_llm"):
-        reader.unknown_arguments["tune_mm_llm"] = "a frozen language model, its default, is not modelled"
+        reader.refuse("tune_mm_llm", "a frozen language model, its default, is not modelled")
     return arguments
 
 
 def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
     train_mode, task_type = str(config.get("train_mode", "qlora")), str(config.get("task_type", "sft"))
     if train_mode not in ("full", "lora", "qlora"):
-        raise reader.argument_error("train_mode", f"{short_repr(train_mode)}; expected full, lora or qlora")
+        raise reader.value_error("train_mode", train_mode, "full, lora or qlora")
     if task_type not in ("sft", "pretrain"):
-        reader.unknown_arguments["task_type"] = f"{short_repr(task_type)} is not modelled; sft and pretrain are"
+        reader.refuse("task_type", f"{short_repr(task_type)} is not modelled; sft and pretrain are")
     arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
     if train_mode == "full":
         return arguments

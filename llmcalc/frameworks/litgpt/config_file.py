@@ -92,9 +92,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
         if precision not in PRECISIONS:
-            raise reader.argument_error(
-                "precision", f"{short_repr(precision)}; expected one of {', '.join(PRECISIONS)}"
-            )
+            raise reader.value_error("precision", precision, f"one of {', '.join(PRECISIONS)}")
         run_settings |= PRECISIONS[precision]
         if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
@@ -127,7 +125,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if class_name == "SGD":
         return {"optimizer": "sgd"}
     if class_name not in ("AdamW", "Adam"):
-        reader.unknown_arguments["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
+        reader.refuse("optimizer", f"'{class_name[:60]}' is not modelled; AdamW and SGD are")
         return {}
     is_fused = isinstance(optimizer_arguments, Mapping) and optimizer_arguments.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
@@ -154,6 +152,6 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     if quantize_text in (None, ""):
         return adapter_settings
     if str(quantize_text) not in BASES:
-        reader.unknown_arguments["quantize"] = f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASES)} are"
+        reader.refuse("quantize", f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASES)} are")
         return adapter_settings
     return adapter_settings | {"base": BASES[str(quantize_text)], "quantized_head": True}

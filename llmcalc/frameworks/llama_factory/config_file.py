@@ -135,12 +135,13 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             )
         training_stage = str(reader.value(config, "stage", "sft"))[:20]
         if training_stage not in STAGES:
-            reader.unknown_arguments["stage"] = f"'{training_stage}' is not modelled; {', '.join(STAGES)} are"
+            reader.refuse("stage", f"'{training_stage}' is not modelled; {', '.join(STAGES)} are")
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora", "freeze"):
-            reader.unknown_arguments["finetuning_type"] = (
+            reader.refuse(
+                "finetuning_type",
                 f"'{finetuning_type}' is not modelled; full, lora and freeze are; --allow-unknown counts full, which "
-                "needs more"
+                "needs more",
             )
         run_settings = trainer_settings(
             reader, _with_kernel_arguments(reader, config), DEFAULTS, length_option="cutoff_len"
@@ -159,8 +160,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         elif finetuning_type == "freeze":
             run_settings |= frozen_layers(reader, config)
         if finetuning_type != "lora" and config.get("quantization_bit") is not None:
-            reader.unknown_arguments["quantization_bit"] = (
-                f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
+            reader.refuse(
+                "quantization_bit", f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
         if training_stage == "rm":
             run_settings |= pair_settings(reader, "reward", run_settings, computes_logits=True)
@@ -215,7 +216,7 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
     if written_name not in ATTENTION:
-        raise reader.argument_error("flash_attn", f"{short_repr(written_name)}; expected one of {', '.join(ATTENTION)}")
+        raise reader.value_error("flash_attn", written_name, f"one of {', '.join(ATTENTION)}")
     return ATTENTION[written_name]
 
 
@@ -241,8 +242,9 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return adapter_settings
     quantizer = str(reader.value(config, "quantization_method", "bnb"))
     if bit_count not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
-        reader.unknown_arguments["quantization_bit"] = (
-            f"{short_repr(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+        reader.refuse(
+            "quantization_bit",
+            f"{short_repr(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are",
         )
         return adapter_settings
     if bit_count == 8:
@@ -262,13 +264,13 @@ def _optimizer_settings(
     if reader.flag(config, "use_muon"):
         reader.assumed_defaults.pop("optim", None)
         if config.get("deepspeed") or config.get("fsdp"):
-            reader.unknown_arguments["use_muon"] = "on shards it is not modelled"
+            reader.refuse("use_muon", "on shards it is not modelled")
         return {"optimizer": "muon", "optimizer_impl": "loop"}
     if not reader.flag(config, "use_adam_mini"):
         return {}
     reader.assumed_defaults.pop("optim", None)
     if config.get("deepspeed") or config.get("fsdp"):
-        reader.unknown_arguments["use_adam_mini"] = "on shards it is not modelled"
+        reader.refuse("use_adam_mini", "on shards it is not modelled")
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
@@ -291,7 +293,7 @@ def _low_rank_optimizer(
             f"use_{argument_prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
-        reader.unknown_arguments["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
+        reader.refuse("optim", f"with use_{argument_prefix} adamw_torch alone is modelled")
     target_names = _names_of_list(config.get(f"{argument_prefix}_target"))
     # train/trainer_utils.py, `_create_galore_optimizer`: parts of names, here of all linear layers but the output head
     if target_names in ({"mlp", "self_attn"}, {"mlp", "attn"}):
@@ -304,7 +306,7 @@ def _low_rank_optimizer(
             modelled_value,
             [modelled_value],
         ):
-            reader.unknown_arguments[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
+            reader.refuse(f"{argument_prefix}_{argument_name}", f"{modelled_value} alone is modelled")
     reader.assumed_defaults.pop("optim", None)
     low_rank = reader.integer(config, f"{argument_prefix}_rank", 16)
     if low_rank > LARGEST_RANK:

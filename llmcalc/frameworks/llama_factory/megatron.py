@@ -62,9 +62,10 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         )
     for argument_name, modelled_values in MODELLED.items():
         if config.get(argument_name, modelled_values[0]) not in modelled_values:
-            reader.unknown_arguments[argument_name] = (
+            reader.refuse(
+                argument_name,
                 f"{short_repr(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with "
-                "Megatron"
+                "Megatron",
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
     adapter_settings = {}
@@ -74,8 +75,8 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
             reader, "", reader.integer(config, "lora_rank", 8), target_modules, None
         )
     elif finetuning_type != "full":
-        reader.unknown_arguments["finetuning_type"] = (
-            f"{short_repr(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
+        reader.refuse(
+            "finetuning_type", f"{short_repr(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
         )
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)

@@ -45,11 +45,11 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         reader.check_names(config, READ, IGNORED, "no key that is known")
         world_size = reader.device_count(source_file.world_size)
         if config.get("cp_mode") not in (None, "ulysses"):
-            reader.unknown_arguments["cp_mode"] = f"{short_repr(config['cp_mode'])[:60]} is not modelled; ulysses is"
+            reader.refuse("cp_mode", f"{short_repr(config['cp_mode'])[:60]} is not modelled; ulysses is")
         sequence_ranks = reader.sequence_ranks(config, "cp_size", world_size)
         for size_name, rank_count in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
             if config.get(size_name) not in (None, rank_count):
-                reader.unknown_arguments[size_name] = f"it is modelled as {rank_count}"
+                reader.refuse(size_name, f"it is modelled as {rank_count}")
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
         sequences_at_once = batch * world_size // sequence_ranks
@@ -111,7 +111,7 @@ def _framework_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if plugin_name == "deepspeed":
         return {"deepspeed": dist_table.get("config_file")}
     if plugin_name != "fsdp2":
-        reader.unknown_arguments["dist_config.name"] = f"'{plugin_name}' is not modelled; fsdp2 and deepspeed are"
+        reader.refuse("dist_config.name", f"'{plugin_name}' is not modelled; fsdp2 and deepspeed are")
         return {}
     plugin_config = {
         argument_name: dist_table[argument_name]
@@ -119,7 +119,7 @@ def _framework_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if dist_table.get(argument_name) is not None
     }
     if config.get("mp_replicate_size") not in (None, 1):
-        reader.unknown_arguments["mp_replicate_size"] = "it is modelled as 1"
+        reader.refuse("mp_replicate_size", "it is modelled as 1")
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **plugin_config}}
 
 
@@ -127,7 +127,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of torch's AdamW, the default optimizer."""
     optimizer_name = _plugin_name(reader, config, "optim_config")
     if optimizer_name:
-        reader.unknown_arguments["optim_config.name"] = f"'{optimizer_name}' is not modelled; the default, AdamW, is"
+        reader.refuse("optim_config.name", f"'{optimizer_name}' is not modelled; the default, AdamW, is")
     return {"optimizer": "adamw", "optimizer_impl": "foreach"}
 
 
@@ -137,12 +137,12 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     quantization_table = reader.table(config, "quant_config")
     if not plugin_name:
         if quantization_table:
-            reader.unknown_arguments["quant_config"] = "quantized weights take no gradient without peft_config"
+            reader.refuse("quant_config", "quantized weights take no gradient without peft_config")
         return {}
     if plugin_name == "freeze":
         return frozen_layers(reader, peft_table, "peft_config.")
     if plugin_name != "lora":
-        reader.unknown_arguments["peft_config.name"] = f"'{plugin_name}' is not modelled; lora and freeze are"
+        reader.refuse("peft_config.name", f"'{plugin_name}' is not modelled; lora and freeze are")
         return {}
     target_modules = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
@@ -157,9 +157,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return adapter_settings
     quantization_bits = quantization_table.get("quantization_bit", 4)
     if str(quantization_table.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
-        reader.unknown_arguments["quant_config"] = (
-            f"{short_repr(quantization_bits)} bits are not modelled; 4 and 8 by bnb are"
-        )
+        reader.refuse("quant_config", f"{short_repr(quantization_bits)} bits are not modelled; 4 and 8 by bnb are")
         return adapter_settings
     quantizes_twice = quantization_table.get("double_quantization", True) is not False
     return adapter_settings | {"base": "int8" if quantization_bits == 8 else "nf4-dq" if quantizes_twice else "nf4"}
@@ -174,8 +172,8 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
     reader.refuse_other_values(config, modelled_values, name_prefix, "; whole layers alone are")
     layers = reader.value(config, "freeze_trainable_layers", 2)
     if isinstance(layers, int) and layers < 0:
-        reader.unknown_arguments[f"{name_prefix}freeze_trainable_layers"] = (
-            f"{layers}: the first layers are not modelled; the last are"
+        reader.refuse(
+            f"{name_prefix}freeze_trainable_layers", f"{layers}: the first layers are not modelled; the last are"
         )
         return {}
     return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}

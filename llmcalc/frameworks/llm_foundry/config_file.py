@@ -55,7 +55,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             **_optimizer_settings(reader, config),
         }
         if model.get("peft_config") is not None:
-            reader.unknown_arguments["model.peft_config"] = "adapters of LLM Foundry are not modelled"
+            reader.refuse("model.peft_config", "adapters of LLM Foundry are not modelled")
         fsdp_table = reader.table(config, "fsdp_config")
         if fsdp_table.get("activation_checkpointing") is True:
             is_reentrant = reader.flag(fsdp_table, "activation_checkpointing_reentrant", True)
@@ -99,9 +99,7 @@ def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, wri
 def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dict[str, Any]:
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
-        raise reader.argument_error(
-            "device_train_microbatch_size", f"{short_repr(micro_batch)}; expected a number, or --batch and --devices"
-        )
+        raise reader.value_error("device_train_microbatch_size", micro_batch, "a number, or --batch and --devices")
     batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
     global_batch = config.get("global_train_batch_size")
     if global_batch is None:
@@ -113,7 +111,7 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer = str(reader.table(config, "optimizer").get("name"))[:40]
     if optimizer not in OPTIMIZERS:
-        reader.unknown_arguments["optimizer.name"] = f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are"
+        reader.refuse("optimizer.name", f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are")
         return {}
     implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
     return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
@@ -123,18 +121,14 @@ def _number_formats(
     reader: LaunchReader, config: Table, fsdp_table: Table, is_sharded: bool
 ) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
-    precision = str(reader.value(config, "precision", "amp_bf16"))
-    if precision not in ("amp_bf16", "fp32"):
-        raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
+    precision = reader.choice(config, "precision", ("amp_bf16", "fp32"), "amp_bf16")
     if precision == "fp32":
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
     precision_name = str(reader.value(fsdp_table, "mixed_precision", "DEFAULT")).upper()
     if precision_name not in ("PURE", "DEFAULT"):
-        raise reader.argument_error(
-            "fsdp_config.mixed_precision", f"{short_repr(precision_name)}; expected PURE or DEFAULT"
-        )
+        raise reader.value_error("fsdp_config.mixed_precision", precision_name, "PURE or DEFAULT")
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if precision_name == "PURE" else ""
 
 

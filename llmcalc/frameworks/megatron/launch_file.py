@@ -158,13 +158,13 @@ def _argument_table(
             raise reader.argument_error("MODEL_ARGS", "a list; expected a table of argument: value")
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
-            raise reader.argument_error("ENV_VARS", f"{short_repr(variables_table)}; expected a table of name: value")
+            raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
         environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
     if not isinstance(arguments, Mapping):
-        raise reader.argument_error("MODEL_ARGS", f"{short_repr(arguments)}; expected a table of argument: value")
+        raise reader.value_error("MODEL_ARGS", arguments, "a table of argument: value")
     return arguments
 
 
@@ -173,7 +173,7 @@ def _note_entry(reader: LaunchReader, table_key: str) -> None:
     if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
     else:
-        reader.unknown_arguments[table_key[:80]] = f"expected {' or '.join(ENTRIES)}"
+        reader.refuse(table_key[:80], f"expected {' or '.join(ENTRIES)}")
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
@@ -216,9 +216,9 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, refusal_reason in unmodelled_arguments(settings).items():
-        reader.unknown_arguments[flag] = refusal_reason
+        reader.refuse(flag, refusal_reason)
     if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
-        reader.unknown_arguments["--spec"] = "layers of its own"
+        reader.refuse("--spec", "layers of its own")
     if settings.fp8_format is not None:
         reader.notes.append(
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
@@ -323,13 +323,11 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
             reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
-            reader.unknown_arguments[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(
-                "."
-            )
+            reader.refuse(flag, reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored_arguments:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
-                reader.unknown_arguments[flag] = "overlap of some products"
+                reader.refuse(flag, "overlap of some products")
     return field_values
 
 
@@ -357,7 +355,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.argument_error(flag_name, f"{short_repr(written_value)}; expected {_expected_types(possible_types)}")
+    raise reader.value_error(flag_name, written_value, _expected_types(possible_types))
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:

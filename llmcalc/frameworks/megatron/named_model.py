@@ -117,9 +117,7 @@ def host_optimizer_settings(
     if not reader.flag(config, offload_argument):
         return {}
     if share_of(reader, fraction_argument, config, default_fraction) != 1:
-        reader.unknown_arguments[fraction_argument] = (
-            "states on the device beside those on the host are not modelled; 1 is"
-        )
+        reader.refuse(fraction_argument, "states on the device beside those on the host are not modelled; 1 is")
     return {"optimizer_offload": True}
 
 
@@ -132,9 +130,7 @@ def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossE
     if not is_fused:
         return "eager"
     if implementation not in ("native", "te"):
-        reader.unknown_arguments["cross_entropy_fusion_impl"] = (
-            f"{short_repr(implementation)[:40]}; expected native or te"
-        )
+        reader.refuse("cross_entropy_fusion_impl", f"{short_repr(implementation)[:40]}; expected native or te")
     return "fused" if implementation == "te" else "native"
 
 
@@ -221,9 +217,7 @@ def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str |
         return "attention" if _module_names(parallel_run.recompute_modules) in ((), ("core_attn",)) else None
     if parallel_run.recompute_method in (None, "uniform") and parallel_run.recompute_num_layers in (None, 1):
         return "full"
-    reader.unknown_arguments["recompute_method"] = (
-        "other than each layer by itself is not modelled for a model that is named"
-    )
+    reader.refuse("recompute_method", "other than each layer by itself is not modelled for a model that is named")
     return "full"
 
 
@@ -241,8 +235,9 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
     module_names = _module_names(parallel_run.recompute_modules)
     unmodelled_names = [module_name for module_name in module_names if module_name not in RECOMPUTED_MODULES]
     if unmodelled_names:
-        reader.unknown_arguments["recompute_modules"] = (
-            f"{', '.join(unmodelled_names)[:60]} is not modelled; {', '.join(RECOMPUTED_MODULES)} are"
+        reader.refuse(
+            "recompute_modules",
+            f"{', '.join(unmodelled_names)[:60]} is not modelled; {', '.join(RECOMPUTED_MODULES)} are",
         )
     modelled_names = tuple(module_name for module_name in module_names if module_name in RECOMPUTED_MODULES)
     reader.notes.append(f"selective recomputation of {', '.join(modelled_names) or 'no module'}")
@@ -256,9 +251,7 @@ def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
     backend = str(parallel_run.dispatcher_backend or "deepep")
     if parallel_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
         dispatcher_text = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
-        reader.unknown_arguments["moe_token_dispatcher_type"] = (
-            f"{dispatcher_text[:60]} is not modelled; alltoall and flex are"
-        )
+        reader.refuse("moe_token_dispatcher_type", f"{dispatcher_text[:60]} is not modelled; alltoall and flex are")
         return ""
     if backend == "deepep" and parallel_run.ep > 1:
         reader.notes.append("DeepEP: experts' tokens are counted as alltoall's, without DeepEP's own buffers")
@@ -269,14 +262,12 @@ def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
     """Whether CUDA graphs launch layers, with a note; records a graph of the whole step as unknown."""
     implementation = str(parallel_run.cuda_graph_impl or "none")
     if captures_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
-        reader.unknown_arguments["cuda_graph_impl"] = f"{WHOLE_STEP} is not modelled; graphs of layers are"
+        reader.refuse("cuda_graph_impl", f"{WHOLE_STEP} is not modelled; graphs of layers are")
         return False
     if implementation == "none":
         return False
     if implementation not in LAYER_GRAPHS:
-        reader.unknown_arguments["cuda_graph_impl"] = (
-            f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPHS)} are"
-        )
+        reader.refuse("cuda_graph_impl", f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPHS)} are")
         return False
     reader.notes.append(layer_graphs_note(parallel_run.pp))
     return True

@@ -270,9 +270,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         config = {**config, STAGE_LAYOUT: None}
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
-        reader.unknown_arguments["model.freeze_language_model"] = (
+        reader.refuse(
+            "model.freeze_language_model",
             "training of an encoder or its projector beside frozen layers is not modelled; --allow-unknown counts "
-            "the layers as trained, which need more"
+            "the layers as trained, which need more",
         )
     fp8_arguments = _fp8_arguments(reader, config)
     model_name = next(
@@ -361,7 +362,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if isinstance(precision, str) and precision in FP8_RECIPES:
         changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
         for name in changed_fields:
-            reader.unknown_arguments[name] = f"not modelled beside {precision}"
+            reader.refuse(name, f"not modelled beside {precision}")
         return FP8_RECIPES[precision]
     narrow_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
     is_bf16 = precision == "bf16_mixed" or (
@@ -371,8 +372,9 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     )
     if not is_bf16 or narrow_fields:
         written_text = ", ".join(narrow_fields) or str(precision)
-        reader.unknown_arguments["mixed_precision"] = (
-            f"{short_repr(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
+        reader.refuse(
+            "mixed_precision",
+            f"{short_repr(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are",
         )
     return {}
 
@@ -405,9 +407,9 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
         )
     for field_name, field_value in peft_fields.items():
         if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
-            reader.unknown_arguments[f"peft.{field_name}"] = f"{short_repr(str(field_value))[:60]} is not modelled"
+            reader.refuse(f"peft.{field_name}", f"{short_repr(str(field_value))[:60]} is not modelled")
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
-            reader.unknown_arguments[f"peft.{field_name}"] = "no field of LoRA that is known"
+            reader.refuse(f"peft.{field_name}", "no field of LoRA that is known")
     return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
     )
@@ -419,7 +421,7 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
         return {}
     state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
     if len(state_formats) > 1:
-        reader.unknown_arguments["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
+        reader.refuse("optimizer.exp_avg_dtype", "moments of two formats are not modelled")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}
 
 

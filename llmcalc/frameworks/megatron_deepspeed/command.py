@@ -104,7 +104,7 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     for flag_name, argument_value in arguments.items():
         argument_name = flag_name.lstrip("-")
         if argument_name in REFUSED and argument_value not in ("1", ["1"], False):
-            reader.unknown_arguments[flag_name] = REFUSED[argument_name]
+            reader.refuse(flag_name, REFUSED[argument_name])
         elif argument_name in IGNORED:
             reader.ignored_arguments.append(flag_name)
         elif argument_name not in REFUSED and flag_name != EMBEDDING_NORM:
@@ -171,9 +171,7 @@ def _set_layer_partition(reader: LaunchReader, arguments: dict[str, Any]) -> Non
     if method_name in ("type:transformer|embedding", "type:embedding|transformer"):
         arguments |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
     elif method_name not in ("uniform", "type:transformer"):
-        reader.unknown_arguments["--pp-partition-method"] = (
-            f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
-        )
+        reader.refuse("--pp-partition-method", f"'{method_name[:40]}' is not modelled; type:transformer|embedding is")
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
@@ -194,13 +192,11 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         if isinstance(zero_table, Mapping):
             zero_stage = zero_table.get("stage", 0)
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
-                reader.unknown_arguments["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
+                reader.refuse("zero_optimization.offload_optimizer", REFUSED["cpu-optimizer"])
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
     stage_number = integer_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
-        reader.unknown_arguments["--zero-stage"] = (
-            f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
-        )
+        reader.refuse("--zero-stage", f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are")
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
         reader.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
         stage_number = 1

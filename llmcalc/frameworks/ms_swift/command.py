@@ -258,15 +258,11 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     """Records arguments as unknown whose memory is not modelled, and refuses layers divided over devices."""
     _check_visible_devices(reader, config)
     if config.get("deepspeed_autotp_size") not in (None, 1):
-        reader.unknown_arguments["--deepspeed_autotp_size"] = (
-            "layers divided by AutoTP: --allow-unknown counts whole ones"
-        )
+        reader.refuse("--deepspeed_autotp_size", "layers divided by AutoTP: --allow-unknown counts whole ones")
     if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
-        reader.unknown_arguments["--enable_dft_loss"] = (
-            "a loss of all logits beside Liger-Kernel's in chunks is not modelled"
-        )
+        reader.refuse("--enable_dft_loss", "a loss of all logits beside Liger-Kernel's in chunks is not modelled")
     if reader.flag(config, "freeze_llm"):
-        reader.unknown_arguments["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+        reader.refuse("--freeze_llm", "training of an encoder beside frozen layers is not modelled")
 
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
@@ -326,9 +322,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if swift_config.get("quant_bits") is not None or swift_config.get("quant_method") is not None:
         quantization_bits = swift_config.get("quant_bits")
         if swift_config.get("quant_method", "bnb") != "bnb" or quantization_bits not in (4, 8):
-            reader.unknown_arguments["--quant_bits"] = (
-                "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
-            )
+            reader.refuse("--quant_bits", "weights in another format than bitsandbytes' 4 or 8 bits are not modelled")
         trainer_table["load_in_8bit" if quantization_bits == 8 else "load_in_4bit"] = True
         if quantization_bits == 4:
             trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)

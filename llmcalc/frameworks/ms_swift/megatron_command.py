@@ -128,9 +128,7 @@ def run_of_megatron(
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
-        raise reader.argument_error(
-            "--attention_backend", f"{short_repr(attention)}; expected flash, fused, unfused, local or auto"
-        )
+        raise reader.value_error("--attention_backend", attention, "flash, fused, unfused, local or auto")
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
@@ -155,9 +153,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
         other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
-        reader.unknown_arguments["--target_modules"] = (
-            f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
-        )
+        reader.refuse("--target_modules", f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is")
         target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,
@@ -218,9 +214,7 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
     for name, known_words in FP8_WORDS.items():
         if arguments[name] not in known_words:
-            raise reader.argument_error(
-                f"--{name}", f"{short_repr(arguments[name])}; expected one of {', '.join(known_words)}"
-            )
+            raise reader.value_error(f"--{name}", arguments[name], f"one of {', '.join(known_words)}")
     return arguments
 
 
@@ -230,8 +224,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
     if state_formats[0] != state_formats[1]:
-        reader.unknown_arguments["--exp_avg_sq_dtype"] = (
-            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
+        reader.refuse(
+            "--exp_avg_sq_dtype",
+            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here",
         )
     gradient_format = reader.value(config, "main_grads_dtype", "fp32")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

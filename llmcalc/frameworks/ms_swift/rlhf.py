@@ -81,7 +81,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
         return (*GKD_READ, *GKD_IGNORED, "rlhf_type")
     if rlhf_type != "grpo":
         if config.get("ref_model") is not None:
-            reader.unknown_arguments["--ref_model"] = "a reference model of other weights is not modelled"
+            reader.refuse("--ref_model", "a reference model of other weights is not modelled")
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
     reader.refuse_if_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")

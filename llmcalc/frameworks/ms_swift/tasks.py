@@ -24,7 +24,7 @@ def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple
         scores_text = "1 score" if reader.score_label_count == 1 else f"{reader.score_label_count} scores"
         reader.notes.append(f"--task_type {task_type}: {scores_text} a token in place of the logits of all words")
     elif task_type not in TEXT_TASKS:
-        reader.unknown_arguments["--task_type"] = f"'{task_type}' is not modelled"
+        reader.refuse("--task_type", f"'{task_type}' is not modelled")
     return ("loss_type", "num_labels", "problem_type")
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import short_repr
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
@@ -107,9 +106,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
             file_path, file_text = reader.source.read_text(command_word)
             values_by_key |= constants(parse_python(file_text, file_path).body)
         else:
-            raise reader.argument_error(
-                "train.py", f"{short_repr(command_word)}; expected a configuration, or --key=value"
-            )
+            raise reader.value_error("train.py", command_word, "a configuration, or --key=value")
     return values_by_key
 
 
@@ -135,9 +132,7 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         "float32": {"precision": "fp32"},
     }
     if run_values["dtype"] not in format_settings:
-        raise reader.argument_error(
-            "dtype", f"{short_repr(run_values['dtype'])}; expected bfloat16, float16 or float32"
-        )
+        raise reader.value_error("dtype", run_values["dtype"], "bfloat16, float16 or float32")
     reader.calls_torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
@@ -161,9 +156,7 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     if initial_weights == "resume":
         raise reader.argument_error("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
     if initial_weights != "scratch" and initial_weights not in GPT2:
-        raise reader.argument_error(
-            "init_from", f"{short_repr(initial_weights)}; expected scratch or one of {', '.join(GPT2)}"
-        )
+        raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2)}")
     if initial_weights in GPT2:
         layers, heads, hidden_size = GPT2[initial_weights]
         has_bias, vocabulary_size = True, EXACT

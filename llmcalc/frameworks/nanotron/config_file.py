@@ -50,14 +50,12 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         unknown_keys(reader, parallelism, PARALLELISM_KEYS, "parallelism")
         if parallelism.get("expert_parallel_size") not in (None, 1):
-            reader.unknown_arguments["parallelism.expert_parallel_size"] = "ranks of experts are not modelled here"
+            reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
         if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
-            reader.unknown_arguments["model.dtype"] = f"{short_repr(model.get('dtype'))}; bfloat16 is modelled"
+            reader.refuse("model.dtype", f"{short_repr(model.get('dtype'))}; bfloat16 is modelled")
         factory = reader.table(optimizer, "optimizer_factory")
         if str(factory.get("name", "adamW")).lower() != "adamw":
-            reader.unknown_arguments["optimizer.optimizer_factory"] = (
-                f"{short_repr(factory.get('name'))}; adamW is modelled"
-            )
+            reader.refuse("optimizer.optimizer_factory", f"{short_repr(factory.get('name'))}; adamW is modelled")
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
@@ -79,9 +77,7 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             fuses_activation=False,
         )
         if pp > 1 and str(parallelism.get("pp_engine", "1f1b")).lower() != "1f1b":
-            reader.unknown_arguments["parallelism.pp_engine"] = (
-                f"{short_repr(parallelism.get('pp_engine'))}; 1f1b is modelled"
-            )
+            reader.refuse("parallelism.pp_engine", f"{short_repr(parallelism.get('pp_engine'))}; 1f1b is modelled")
         launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
         return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")

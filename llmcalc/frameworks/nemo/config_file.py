@@ -216,7 +216,7 @@ def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: 
         arguments["--use-distributed-optimizer"] = True
         reader.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
     elif model.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
-        reader.unknown_arguments["model.optim.name"] = f"{short_repr(model['optim.name'])[:60]} is not modelled"
+        reader.refuse("model.optim.name", f"{short_repr(model['optim.name'])[:60]} is not modelled")
     if model.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
     reader.ignored_arguments += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
@@ -230,18 +230,18 @@ def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str
     arguments: dict[str, Any] = {}
     norm_name = str(model.get("normalization", "layernorm")).lower()
     if norm_name not in NORMS:
-        raise reader.argument_error("model.normalization", f"{short_repr(norm_name)}; expected {', '.join(NORMS)}")
+        raise reader.value_error("model.normalization", norm_name, ", ".join(NORMS))
     if NORMS[norm_name]:
         flag_name, flag_value = NORMS[norm_name]
         arguments[flag_name] = flag_value
     activation_name = str(model.get("activation", "gelu"))
     if activation_name not in ACTIVATIONS:
-        reader.unknown_arguments["model.activation"] = f"{short_repr(activation_name)[:60]} is not modelled"
+        reader.refuse("model.activation", f"{short_repr(activation_name)[:60]} is not modelled")
     elif ACTIVATIONS[activation_name]:
         arguments[f"--{ACTIVATIONS[activation_name]}"] = True
     position_type = str(model.get("position_embedding_type", "learned_absolute"))
     if position_type not in ("learned_absolute", "rope", "none"):
-        reader.unknown_arguments["model.position_embedding_type"] = f"{short_repr(position_type)[:60]} is not modelled"
+        reader.refuse("model.position_embedding_type", f"{short_repr(position_type)[:60]} is not modelled")
     else:
         arguments["--position-embedding-type"] = position_type
     query_groups = model.get("num_query_groups")
@@ -254,7 +254,7 @@ def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config:
     """Returns Megatron-LM's arguments of the number formats."""
     precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
-        raise reader.argument_error("trainer.precision", f"{short_repr(precision)}; expected 32, 16 or bf16")
+        raise reader.value_error("trainer.precision", precision, "32, 16 or bf16")
     if precision == "32":
         return {}
     if model.get("megatron_amp_O2") is not True:

@@ -173,9 +173,7 @@ def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if base_path is None:
             return merged_config
         if not isinstance(base_path, str):
-            raise reader.argument_error(
-                "defaults", f"{short_repr(base_path)}; expected the path of one config of NeMo-RL"
-            )
+            raise reader.value_error("defaults", base_path, "the path of one config of NeMo-RL")
         base_config_path = posixpath.join(config_folder, base_path)
         config_folder = posixpath.dirname(base_config_path)
         merged_config = _merge_configs(
@@ -237,13 +235,13 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
     for policy_key, policy_value in policy_table.items():
         modelled_values = MODELLED.get(policy_key)
         if modelled_values is not None and policy_value is not None and policy_value not in modelled_values:
-            reader.unknown_arguments[f"policy.{policy_key}"] = f"{short_repr(policy_value)[:60]} is not modelled"
+            reader.refuse(f"policy.{policy_key}", f"{short_repr(policy_value)[:60]} is not modelled")
         elif modelled_values is not None or policy_key in READ or policy_key in OF_MEGATRON_CORE:
             continue
         elif policy_key in IGNORED or policy_key.startswith(IGNORED_TABLES):
             reader.ignored_arguments.append(f"policy.{policy_key}")
         elif policy_value not in (None, False):
-            reader.unknown_arguments[f"policy.{policy_key}"] = "no key that is known"
+            reader.refuse(f"policy.{policy_key}", "no key that is known")
 
 
 def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
@@ -354,8 +352,8 @@ def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, 
     """Returns the settings of torch's optimizer, by default with the foreach implementation."""
     optimizer_name = str(reader.value(policy_table, "optimizer.name", "torch.optim.AdamW"))
     if optimizer_name not in OPTIMIZERS:
-        reader.unknown_arguments["policy.optimizer.name"] = (
-            f"{short_repr(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
+        reader.refuse(
+            "policy.optimizer.name", f"{short_repr(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
         )
     if reader.flag(policy_table, "optimizer.kwargs.fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
@@ -466,4 +464,4 @@ def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str
         return
     flags["enable_expert_parallel"] = True
     if rank_count != flags["tensor_parallel_size"]:
-        reader.unknown_arguments[f"policy.{size_key}"] = "it is modelled equal to tensor_parallel_size"
+        reader.refuse(f"policy.{size_key}", "it is modelled equal to tensor_parallel_size")

@@ -19,14 +19,7 @@ from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.rank import architectures
-from ..engines.versions import (
-    EngineRecord,
-    VersionRange,
-    VersionRules,
-    parse_version,
-    ranges_at,
-    read_engine_record,
-)
+from ..engines.versions import EngineRecord, VersionRange, VersionRules, parse_version, ranges_at, read_engine_record
 from ..ggml import changes
 from ..ggml.architectures import check_architecture, converted_class
 from ..ggml.encoder import has_encoder

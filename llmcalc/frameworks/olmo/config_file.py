@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
@@ -60,9 +59,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
         reader.ignored_arguments += [config_key for config_key in config if config_key not in ("model", *STEP_KEYS)]
         fsdp_table = reader.table(config, "fsdp")
         is_sharded = bool(fsdp_table) and world_size > 1
-        precision = str(reader.value(config, "precision", "amp_bf16"))
-        if precision not in ("amp_bf16", "fp32"):
-            raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
+        precision = reader.choice(config, "precision", ("amp_bf16", "fp32"), "amp_bf16")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
@@ -88,20 +85,14 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     reader.refuse_other_values(model, OFF, "model.")
     hidden_size, layer_count = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.integer(model, "n_heads", 12)
-    activation_name = str(reader.value(model, "activation_type", "swiglu"))
-    if activation_name not in ("swiglu", "gelu", "relu"):
-        raise reader.argument_error(
-            "model.activation_type", f"{short_repr(activation_name)}; expected swiglu, gelu or relu"
-        )
+    activation_name = reader.choice(model, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
     is_gated = activation_name == "swiglu"
     inner_width = (
         reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
     )
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
-        raise reader.argument_error(
-            "model.layer_norm_type", f"{short_repr(norm_type)}; expected default, low_precision or rms"
-        )
+        raise reader.value_error("model.layer_norm_type", norm_type, "default, low_precision or rms")
     has_weight = reader.flag(model, "layer_norm_with_affine", True)
     has_bias = has_weight and reader.flag(model, "bias_for_layer_norm", reader.flag(model, "include_bias", True))
     norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
@@ -146,13 +137,11 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     optimizer_name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
     if optimizer_name != "adamw":
-        reader.unknown_arguments["optimizer.name"] = f"'{optimizer_name[:30]}' is not modelled; adamw is"
+        reader.refuse("optimizer.name", f"'{optimizer_name[:30]}' is not modelled; adamw is")
     checkpointing_config = config.get("activation_checkpointing")
     if checkpointing_config is not None:
         if str(checkpointing_config) not in RECOMPUTE:
-            raise reader.argument_error(
-                "activation_checkpointing", f"{short_repr(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
-            )
+            raise reader.value_error("activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE))
         step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
     if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"

@@ -168,7 +168,7 @@ def _model_of(
     if preset is None or other_changes:
         return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
     if other_tokenizer is not None:
-        reader.unknown_arguments[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
+        reader.refuse(other_tokenizer[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
     return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
 
 
@@ -317,9 +317,7 @@ def _step_settings(
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
-        reader.unknown_arguments["optim"] = (
-            f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
-        )
+        reader.refuse("optim", f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are")
     optimizer_arguments = _class_arguments(call_nodes, optimizer_class, variables) or {}
     is_fused = optimizer_arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
@@ -327,13 +325,13 @@ def _step_settings(
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
     for config_name in PARALLEL_CONFIGS:
         if module_arguments.get(config_name) is not None:
-            reader.unknown_arguments[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
+            reader.refuse(config_name, "only FSDP and parts of sequences are modelled with OLMo-core")
     float8_config = module_arguments.get("float8_config")
     if (
         float8_config is not None
         and (_class_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
     ):
-        reader.unknown_arguments["float8_config"] = "its products are not modelled; bf16 is"
+        reader.refuse("float8_config", "its products are not modelled; bf16 is")
     step_settings |= _recompute_settings(reader, call_nodes, module_arguments, variables)
     if module_arguments.get("compile_model") is True:
         step_settings["compile"] = True
@@ -372,9 +370,10 @@ def _recompute_settings(
             "saves, " + ("an estimate" if abs(exact_period - layer_period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{layer_period}" if memory_budget < 0.5 else f"every:{layer_period}"}
-    reader.unknown_arguments["ac_config.mode"] = (
+    reader.refuse(
+        "ac_config.mode",
         f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; "
-        "--allow-unknown counts no recomputation, which needs more"
+        "--allow-unknown counts no recomputation, which needs more",
     )
     return {}
 

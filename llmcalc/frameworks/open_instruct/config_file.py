@@ -39,7 +39,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         reader.check_names(config, (*known_argument_names(), *READ), TRAINER_IGNORED | IGNORED)
         if config.get("sequence_parallel_size") not in (None, 1):
-            reader.unknown_arguments["sequence_parallel_size"] = "it is modelled as 1"
+            reader.refuse("sequence_parallel_size", "it is modelled as 1")
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.integer(config, "per_device_train_batch_size", 8),

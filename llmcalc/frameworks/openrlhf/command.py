@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import short_repr
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
@@ -134,7 +133,7 @@ def _current_name(flag_name: str) -> str:
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     for argument_name, (modelled_value, refusal_reason) in REFUSED.items():
         if config.get(argument_name, modelled_value) != modelled_value:
-            reader.unknown_arguments[f"--{argument_name}"] = refusal_reason
+            reader.refuse(f"--{argument_name}", refusal_reason)
 
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
@@ -160,9 +159,7 @@ def _pair_settings(
 
 def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
-    dtype = reader.value(arguments, "ds.param_dtype", "bf16")
-    if dtype not in ("bf16", "fp16"):
-        raise reader.argument_error("--ds.param_dtype", f"{short_repr(dtype)}; expected bf16 or fp16")
+    dtype = reader.choice(arguments, "ds.param_dtype", ("bf16", "fp16"), "bf16", "--")
     micro_batch = reader.integer(arguments, "train.micro_batch_size", 1)
     global_batch = reader.integer(arguments, "train.batch_size", 128)
     replica_count = max(1, (world_size or 1) // reader.integer(arguments, "ds.ring_attn_size", 1))

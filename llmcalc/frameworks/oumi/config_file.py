@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
 from ..launch.trainer import keeps_published_weights, read_trainer
@@ -112,9 +111,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in TRAINERS:
-            raise reader.argument_error(
-                "training.trainer_type", f"{short_repr(trainer_type)}; expected one of {', '.join(TRAINERS)}"
-            )
+            raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(TRAINERS)}")
         unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
         unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
@@ -151,11 +148,9 @@ def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: s
     """
     for argument_name in reader.table(values_by_key, "model.model_kwargs"):
         if argument_name not in MODEL_ARGUMENTS_IGNORED:
-            reader.unknown_arguments[f"model.model_kwargs.{argument_name}"[:100]] = "it is modelled without"
+            reader.refuse(f"model.model_kwargs.{argument_name}"[:100], "it is modelled without")
     if _names_language_model(reader, values_by_key, "model.freeze_layers"):
-        reader.unknown_arguments["model.freeze_layers"] = (
-            "layers of the language model that are not trained are not modelled"
-        )
+        reader.refuse("model.freeze_layers", "layers of the language model that are not trained are not modelled")
     arguments: dict[str, Any] = {
         "model_name_or_path": str(values_by_key["model.model_name"])[:200],
         "dtype": reader.value(values_by_key, "model.torch_dtype_str", "auto"),
@@ -173,7 +168,7 @@ def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) 
     """Whether a list of module names or patterns has modules outside the image and audio encoders."""
     module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
-        raise reader.argument_error(key, f"{short_repr(module_names)}; expected a list of names")
+        raise reader.value_error(key, module_names, "a list of names")
     return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
 
 
@@ -181,9 +176,7 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     """Returns the Trainer's arguments of the table `training`. values_by_key: `TABLE.KEY` → value."""
     precision = str(values_by_key.get("training.mixed_precision_dtype") or "none").lower()
     if precision not in ("none", "fp16", "bf16"):
-        raise reader.argument_error(
-            "training.mixed_precision_dtype", f"{short_repr(precision)}; expected NONE, FP16 or BF16"
-        )
+        raise reader.value_error("training.mixed_precision_dtype", precision, "NONE, FP16 or BF16")
     trainer_arguments = {
         name: values_by_key.get("model.model_max_length")
         if str(value).startswith("${model.model_max_length}")
@@ -207,10 +200,10 @@ def _adapter_arguments(reader: LaunchReader, keys: Table, adapter_table: Table) 
     """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
     unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
-        reader.unknown_arguments["peft.lora_exclude_modules"] = "adapters of all lora_target_modules are counted"
+        reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
         if adapter_table.get(key) not in (None, [], plain_value):
-            reader.unknown_arguments[f"peft.{key}"] = "it is modelled without"
+            reader.refuse(f"peft.{key}", "it is modelled without")
     arguments: dict[str, Any] = {"use_peft": True}
     arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}
     arguments["lora_r"] = reader.integer(keys, "peft.lora_r", 8)
@@ -230,13 +223,14 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
     wrap_policy = str(reader.value(values_by_key, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
     if wrap_policy != "TRANSFORMER_BASED_WRAP":
         is_missing = values_by_key.get("fsdp.auto_wrap_policy") is None
-        reader.unknown_arguments["fsdp.auto_wrap_policy"] = (
+        reader.refuse(
+            "fsdp.auto_wrap_policy",
             f"{'missing, which is NO_WRAP' if is_missing else wrap_policy}: other groups of weights are gathered than "
-            "those of a layer, which TRANSFORMER_BASED_WRAP gathers"
+            "those of a layer, which TRANSFORMER_BASED_WRAP gathers",
         )
     mixed_precision = values_by_key.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):
-        raise reader.argument_error("fsdp.mixed_precision", f"{short_repr(mixed_precision)}; expected bf16 or fp16")
+        raise reader.value_error("fsdp.mixed_precision", mixed_precision, "bf16 or fp16")
     return {
         "fsdp": "auto_wrap",
         "fsdp_config": {
@@ -259,9 +253,7 @@ def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[s
         return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
     stage_text = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")
     if stage_text not in ("0", "1", "2", "3"):
-        raise reader.argument_error(
-            "deepspeed.zero_stage", f"{short_repr(stage_text)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3"
-        )
+        raise reader.value_error("deepspeed.zero_stage", stage_text, "ZERO_0, ZERO_1, ZERO_2 or ZERO_3")
     zero_table: dict[str, Any] = {
         "stage": int(stage_text),
         **ZERO_DEFAULTS,

@@ -122,13 +122,7 @@ class LaunchedServer:
             "version": engine_version,
             "model": self.target or None,
             "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
-            "overridden": {
-                flag_name: {
-                    "file": json_value_of(value_override.file_value),
-                    "option": json_value_of(value_override.option_value),
-                }
-                for flag_name, value_override in self.option_overrides.items()
-            },
+            "overridden": {flag_name: override.data() for flag_name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "gpu": self.gpu or None,
             "gpus": self.gpus,

@@ -7,12 +7,7 @@ from dataclasses import field, replace
 from typing import TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import (
-    CountedSteps,
-    count_steps,
-    replay_shorter_on_allocator,
-    replay_steps_on_allocator,
-)
+from ...device_memory.training import CountedSteps, count_steps, replay_shorter_on_allocator, replay_steps_on_allocator
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ...simulator.event_log import Event, EventRecorder

@@ -101,7 +101,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_if_set(config, OFF)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
-                reader.unknown_arguments[argument_name] = "it is modelled as 1"
+                reader.refuse(argument_name, "it is modelled as 1")
         builder_name = _component_name(config["model"]).rpartition(".")[2]
         plain_name = (
             builder_name.removeprefix("q").removeprefix("lora_") if "lora_" in builder_name[:6] else builder_name
@@ -111,9 +111,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 f"model.{COMPONENT}", f"{short_repr(builder_name)} is not known.{spelling_hint} Expected a text model"
             )
-        dtype = str(reader.value(config, "dtype", "fp32"))
-        if dtype not in ("bf16", "fp32"):
-            raise reader.argument_error("dtype", f"{short_repr(dtype)}; expected bf16 or fp32")
+        dtype = reader.choice(config, "dtype", ("bf16", "fp32"), "fp32")
         reader.calls_torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
@@ -144,7 +142,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= _fake_quantization(reader, config)
         world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
-            reader.unknown_arguments["data_parallel_shard_dim"] = "it is modelled as the number of devices"
+            reader.refuse("data_parallel_shard_dim", "it is modelled as the number of devices")
         reshards_weights = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
         offloads_to_host = reader.flag(config, "fsdp_cpu_offload") or reader.flag(
             reader.table(config, "fsdp"), "cpu_offload"
@@ -164,7 +162,7 @@ def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
     """Returns the groups of the modules that `custom_sharded_layers` names beside the layers (`shard_model`)."""
     module_names = config.get("custom_sharded_layers") or []
     if not isinstance(module_names, list):
-        raise reader.argument_error("custom_sharded_layers", f"{short_repr(module_names)}; expected a list of modules")
+        raise reader.value_error("custom_sharded_layers", module_names, "a list of modules")
     if "tok_embeddings" not in module_names:
         return "together"
     return "separate" if "output" in module_names else "embedding"
@@ -188,7 +186,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     loss_table = reader.table(config, "kd_loss")
     loss_class = _component_name(loss_table).rpartition(".")[2]
     if loss_class not in DISTILLATION:
-        reader.unknown_arguments["kd_loss"] = f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are"
+        reader.refuse("kd_loss", f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are")
         reader.check_unknown()
     chunk_count = reader.integer(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
@@ -228,7 +226,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer_table = reader.table(config, "optimizer")
     optimizer_name = _component_name(optimizer_table)
     if optimizer_name not in OPTIMIZERS:
-        reader.unknown_arguments["optimizer"] = f"'{optimizer_name}' is not modelled"
+        reader.refuse("optimizer", f"'{optimizer_name}' is not modelled")
         return {}
     optimizer_settings = dict(OPTIMIZERS[optimizer_name])
     if optimizer_table.get("fused") is True:
@@ -239,7 +237,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     loss_class = _component_name(config.get("loss")).rpartition(".")[2]
     if loss_class not in LOSSES:
-        reader.unknown_arguments["loss"] = f"'{loss_class}' is not modelled; {', '.join(LOSSES)} are"
+        reader.refuse("loss", f"'{loss_class}' is not modelled; {', '.join(LOSSES)} are")
         return {}
     return dict(LOSSES[loss_class])
 
@@ -254,15 +252,17 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     quantizer_class = _component_name(quantizer_table).rpartition(".")[2]
     if quantizer_class not in QAT_QUANTIZERS:
-        reader.unknown_arguments["quantizer"] = (
+        reader.refuse(
+            "quantizer",
             f"'{quantizer_class}' is not modelled; {QAT_QUANTIZERS[0]} is; "
-            "--allow-unknown counts plain weights, which need less"
+            "--allow-unknown counts plain weights, which need less",
         )
         return {}
     if reader.flag(config, "compile"):
-        reader.unknown_arguments["quantizer"] = (
+        reader.refuse(
+            "quantizer",
             "what torch.compile keeps of rounded weights is not modelled; compile: false is; --allow-unknown counts "
-            "plain weights"
+            "plain weights",
         )
         return {}
     if config.get("fake_quant_after_n_steps"):
@@ -275,9 +275,7 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     """Returns the settings of LoRA adapters, which have the model's number format."""
     module_names = model.get("lora_attn_modules")
     if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
-        raise reader.argument_error(
-            "model.lora_attn_modules", f"{short_repr(module_names)}; expected a list of {', '.join(TARGETS)}"
-        )
+        raise reader.value_error("model.lora_attn_modules", module_names, f"a list of {', '.join(TARGETS)}")
     targets = [*(TARGETS[str(module)] for module in module_names), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)

@@ -198,7 +198,7 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     model_arguments = reader.table(config, "model_init_kwargs")
     for argument, argument_value in model_arguments.items():
         if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.unknown_arguments[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
+            reader.refuse(f"model_init_kwargs.{argument}"[:100], "it is modelled without")
     return {
         **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
         **config,

@@ -194,7 +194,7 @@ def _run_of_calls(
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model.get("qat_scheme") is not None:
-        reader.unknown_arguments["qat_scheme"] = QUANTIZATION_AWARE
+        reader.refuse("qat_scheme", QUANTIZATION_AWARE)
     loaded_name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
@@ -278,7 +278,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     for argument_name in SWITCHED_OFF:
         if peft_values.get(argument_name) is False:
-            reader.unknown_arguments[argument_name] = "adapters of all linear layers of the language model are counted"
+            reader.refuse(argument_name, "adapters of all linear layers of the language model are counted")
     target_names = reader.value(peft_values, "target_modules", list(TARGETS))
     saved_names = peft_values.get("modules_to_save")
     if isinstance(target_names, list) and isinstance(saved_names or [], list):
@@ -331,7 +331,7 @@ def _call_arguments(
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
     unresolved_arguments = {argument for argument, value in arguments.items() if has_unknown(value)}
     for argument in sorted(DECIDING & unresolved_arguments):
-        reader.unknown_arguments[argument] = "is known only when the file runs"
+        reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)

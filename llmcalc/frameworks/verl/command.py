@@ -198,7 +198,7 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         settings["norm"] = "fused"
     settings |= _loss_settings(reader, config)
     if reader.flag(config, f"{ACTOR}.calculate_sum_pi_squared"):
-        reader.unknown_arguments[f"{ACTOR}.calculate_sum_pi_squared"] = "it is modelled without"
+        reader.refuse(f"{ACTOR}.calculate_sum_pi_squared", "it is modelled without")
     for argument_name in ("entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
             reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
@@ -241,9 +241,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
     fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.argument_error(
-            f"{ACTOR}.strategy", f"{short_repr(fsdp_strategy)}; expected fsdp, fsdp2 or megatron"
-        )
+        raise reader.value_error(f"{ACTOR}.strategy", fsdp_strategy, "fsdp, fsdp2 or megatron")
     fsdp_section = f"{ACTOR}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{fsdp_section}.{offload_key}"):
@@ -252,7 +250,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
             )
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
         if reader.flag(config, f"{OPTIMIZER}{offload_key}"):
-            reader.unknown_arguments[f"{OPTIMIZER}{offload_key}"] = "it is of Megatron-Core"
+            reader.refuse(f"{OPTIMIZER}{offload_key}", "it is of Megatron-Core")
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
@@ -264,9 +262,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32, *BF16):
-        raise reader.argument_error(
-            f"{fsdp_section}.model_dtype", f"{short_repr(weight_format)}; expected fp32 or bf16"
-        )
+        raise reader.value_error(f"{fsdp_section}.model_dtype", weight_format, "fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
@@ -296,9 +292,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
     if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
-        reader.unknown_arguments[f"{fsdp_section}.mixed_precision"] = (
-            "products in bf16 and sums in fp32 or bf16 alone are modelled"
-        )
+        reader.refuse(f"{fsdp_section}.mixed_precision", "products in bf16 and sums in fp32 or bf16 alone are modelled")
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
     fsdp_settings = TitanSettings(
         reduction_format=reduce_dtype,
@@ -373,7 +367,7 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
-        reader.unknown_arguments[f"{section_name}.type"] = f"{short_repr(adapter_type)[:40]} is not modelled; lora is"
+        reader.refuse(f"{section_name}.type", f"{short_repr(adapter_type)[:40]} is not modelled; lora is")
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )

@@ -57,4 +57,4 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
             key_note = f"{override_key}: {NOTED[short_key]}"
             reader.notes += [key_note] * (override_value not in ("alltoall",))
         elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
-            reader.unknown_arguments[override_key[:100]] = f"{short_repr(override_value)[:40]} is not modelled"
+            reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")

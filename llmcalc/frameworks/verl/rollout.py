@@ -91,9 +91,7 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
     for size_key in DIVIDING:
         if config.get(f"{ROLLOUT}.{size_key}") not in (None, 1):
-            reader.unknown_arguments[f"{ROLLOUT}.{size_key}"] = (
-                "the engine's rollouts are modelled with tensor parallelism alone"
-            )
+            reader.refuse(f"{ROLLOUT}.{size_key}", "the engine's rollouts are modelled with tensor parallelism alone")
     return engine_name, flags | _engine_arguments(config, engine_name)
 
 

@@ -62,7 +62,7 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if engine_name not in ("fsdp", "fsdp2"):
         raise reader.argument_error("engine", f"{short_repr(engine_name)} is not read; expected fsdp")
     if str(config.get("engine.fsdp_size", -1)) != "-1":
-        reader.unknown_arguments["engine.fsdp_size"] = "groups of fewer devices than all are not modelled"
+        reader.refuse("engine.fsdp_size", "groups of fewer devices than all are not modelled")
     replaced_keys = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
     reader.ignored_arguments += [override_key for override_key in config if override_key.startswith(ENGINE_IGNORED)]
     renamed_overrides = {
@@ -84,7 +84,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         if argument_name not in READ and argument_name.startswith(IGNORED):
             reader.ignored_arguments.append(argument_name)
         elif argument_name not in READ:
-            reader.unknown_arguments[argument_name[:100]] = "no key that is known"
+            reader.refuse(argument_name[:100], "no key that is known")
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
     max_length = reader.integer(config, "data.max_length", 1024)
@@ -99,9 +99,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         batch = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
     weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
     if weight_format not in ("fp32", "bf16", "bfloat16", "float32"):
-        raise reader.argument_error(
-            "model.fsdp_config.model_dtype", f"{short_repr(weight_format)}; expected fp32 or bf16"
-        )
+        raise reader.value_error("model.fsdp_config.model_dtype", weight_format, "fp32 or bf16")
     is_fp32 = weight_format in ("fp32", "float32")
     settings: dict[str, Any] = {
         "phase": "training",
@@ -124,9 +122,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
-    fsdp_strategy = str(reader.value(config, "model.strategy", "fsdp2"))
-    if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.argument_error("model.strategy", f"{short_repr(fsdp_strategy)}; expected fsdp or fsdp2")
+    fsdp_strategy = reader.choice(config, "model.strategy", ("fsdp", "fsdp2"), "fsdp2")
     offloads_to_host = any(
         reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
     )

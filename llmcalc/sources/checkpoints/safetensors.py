@@ -169,11 +169,9 @@ def _parse_tensor(
         if len(entry_bytes) > LONGEST_ENTRY:
             raise ValueError
         tensor_entry = _parse(entry_bytes.decode())
-        dtype, shape, (data_start, data_end) = (
-            tensor_entry["dtype"],
-            tuple(tensor_entry["shape"]),
-            tensor_entry["data_offsets"],
-        )
+        dtype = tensor_entry["dtype"]
+        shape = tuple(tensor_entry["shape"])
+        data_start, data_end = tensor_entry["data_offsets"]
         element_bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _invalid_entry_error(tensor_name, error_location) from None

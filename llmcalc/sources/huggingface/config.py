@@ -173,6 +173,10 @@ class Config:
         """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
         return self._read_integer(field_names, 1, "a positive whole number")
 
+    def integer_fields(self, *field_names: str) -> dict[str, int]:
+        """Returns the positive integers of several fields by their names."""
+        return {field_name: self.integer(field_name) for field_name in field_names}
+
     def count(self, *field_names: str) -> int:
         """Returns the integer in a field, which may be 0."""
         return self._read_integer(field_names, 0, "a whole number, 0 or more")
@@ -289,6 +293,16 @@ class Config:
                 f"one of {expected_text} (what is counted for {self.model_type} knows no other)",
             )
 
+    def require_fields(self, **expected_values: Any) -> None:
+        """Raises `InputError` unless each field has its expected value."""
+        for field_name, expected_value in expected_values.items():
+            self.require(field_name, expected_value)
+
+    def require_if_present(self, field_name: str, *expected_values: Any) -> None:
+        """Raises `InputError` if the config has the field, with another value than the expected ones."""
+        if self.has(field_name):
+            self.require(field_name, *expected_values)
+
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
         """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
@@ -301,6 +315,10 @@ class Config:
         field_name = self._field_name_that_applies((field_name, field_alias)) or field_alias
         problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
+
+    def field_error(self, field_name: str, expected_text: str) -> InputError:
+        """Returns an error with the field's name, its value in the config and the expected value."""
+        return self.error(field_name, self.get(field_name), expected_text)
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.

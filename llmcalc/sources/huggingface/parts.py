@@ -118,6 +118,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
+def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO) -> Table:
+    """Returns the biases of an attention, which has all of `bias_fields` or none, as `attention_bias` says."""
+    return biases(config.flag("attention_bias"), *bias_fields)
+
+
 def glu(
     config: Config, bias: bool = False, ffn_width: int | None = None, activation_field: str = "hidden_act"
 ) -> Table:
@@ -193,8 +198,7 @@ def decoder(
     if final_norm is not None:
         layers["final_norm"] = final_norm
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_integer("max_position_embeddings") is not None:
@@ -659,6 +663,13 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
     if is_mixture and (not is_linear_only or router.get("type", "linear") == "linear"):
         filled_table["router"] = {**router, **router_fields}
     return filled_table
+
+
+def decoder_of_kinds(
+    config: Config, block: Table, final_norm: Table | None, *kind_axes: tuple[list[str], Table], **model: Any
+) -> Table:
+    """Returns a decoder-only model with several kinds of layers. kind_axes: as in `stack_of_combined_kinds`."""
+    return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kind_axes), **model)
 
 
 def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:

@@ -38,10 +38,11 @@ def _patches_per_side(tower: Any) -> int:
 
 
 def _siglip_section(tower: Any) -> Table:
-    block, image_fields = (
-        tower.stack.block,
-        {"num_channels": tower.patches.num_channels, "image_size": _patches_per_side(tower) * tower.patches.patch_size},
-    )
+    block = tower.stack.block
+    image_fields = {
+        "num_channels": tower.patches.num_channels,
+        "image_size": _patches_per_side(tower) * tower.patches.patch_size,
+    }
     layer_fields = {
         "vision_use_head": tower.pooling is not None,
         "hidden_act": _activation_name(block.feed_forward.hidden_act),

@@ -262,10 +262,8 @@ class Fp8Kernels(DeltaKernels):
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs a column-parallel layer that saves its input in 16 bits, and quantizes it again in the backward pass."""
-        is_sharded, gathers_rowwise_only = (
-            self.rank_choices.sequence_parallel,
-            self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
-        )
+        is_sharded = self.rank_choices.sequence_parallel
+        gathers_rowwise_only = self.gathers_rowwise_only and self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
         row_count, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         quantized_input = self.quantize(local_rows, n_in, by_columns=False)

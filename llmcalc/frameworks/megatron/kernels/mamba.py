@@ -45,10 +45,8 @@ class MambaKernels(LatentAttentionKernels):
         batch, ranks = self.run_config.batch, self.rank_choices.cp
         inner_width, conv_channels = op.heads * op.head_dim, convolution_step.output_values[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
-        copies_per_group, local_groups = (
-            max(1, ranks // group_count),
-            max(1, group_count // ranks),
-        )  # copies of a group; groups of this rank
+        copies_per_group = max(1, ranks // group_count)
+        local_groups = max(1, group_count // ranks)  # copies of a group; groups of this rank
         if op.heads % ranks or max(group_count, ranks) % min(group_count, ranks):
             raise ImpossibleLayout(
                 f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {group_count} groups of Mamba-2; "

@@ -113,9 +113,7 @@ def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -
     `audio_model_id` names is loaded from there, whatever `audio_config` says.
     """
     if root_config.has("audio_model_id"):
-        raise root_config.error(
-            "audio_model_id", root_config.get("audio_model_id"), "null and the encoder's audio_config"
-        )
+        raise root_config.field_error("audio_model_id", "null and the encoder's audio_config")
     root_config.require("projector_act", "swiglu")
     inner_width, norm = root_config.integer("hidden_size"), rmsnorm(1e-6)
     if inner_width % 2:
@@ -162,12 +160,10 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     It has two linear layers for audio alone and two for audio with images.
     """
     if config.has("head_dim"):
-        raise config.error(
-            "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
-        )
-    hidden, heads, time_reduction = (
-        config.integer(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
-    )
+        raise config.field_error("head_dim", "none: hidden_size / num_attention_heads is what is counted")
+    hidden, heads, time_reduction = config.integer_fields(
+        "hidden_size", "num_attention_heads", "time_reduction"
+    ).values()
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
@@ -176,8 +172,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     mel_bin_count = config.integer("input_size")
     for _ in range(time_reduction.bit_length() - 1):
         mel_bin_count = (mel_bin_count - 1) // 2 + 1
-    if config.has("nemo_final_size"):
-        config.require("nemo_final_size", mel_bin_count)
+    config.require_if_present("nemo_final_size", mel_bin_count)
     first_conv = {"channels": config.integer("nemo_conv_channels"), "bias": True}
     halving_convolutions = [
         first_conv,

@@ -9,7 +9,7 @@ from math import log2
 
 from ....components.base import LARGEST
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, attention_biases, biases, layer_table, layernorm, mlp
 from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
 
 GROUPS = 32
@@ -74,13 +74,10 @@ def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipli
     """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
-        "in_channels": config.integer("in_channels"),
-        "out_channels": config.integer("out_channels"),
+        **config.integer_fields("in_channels", "out_channels"),
         "base_channels": base_channels,
         "channel_multiplier": channel_multipliers,
-        "num_res_blocks": config.integer("num_res_blocks"),
-        "latent_channels": config.integer("latent_channels"),
-        "embed_dim": config.integer("embed_dim"),
+        **config.integer_fields("num_res_blocks", "latent_channels", "embed_dim"),
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }
@@ -119,7 +116,7 @@ def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> T
     config.require("use_qk_norm", False)
     hidden_size, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     image_tokens, norm = config.integer("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
-    attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
+    attention = self_attention(config, o_bias=True, **attention_biases(config, QKV))
     tower = vision_transformer(
         config,
         layer_table(attention, mlp(int(hidden_size * config.number("mlp_ratio")), activation), norm),

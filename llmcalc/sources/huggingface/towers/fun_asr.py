@@ -15,9 +15,9 @@ WINDOW, HOP = 400, 960
 
 def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
-    hidden_size, heads, depth = (
-        config.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers")
-    )
+    hidden_size, heads, depth = config.integer_fields(
+        "hidden_size", "num_attention_heads", "num_hidden_layers"
+    ).values()
     config.quotient("num_attention_heads", hidden_size, heads)
     transcription_layer_count = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layer_count < 1:
@@ -25,7 +25,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
     input_size = config.integer("num_mel_bins") * config.integer("num_stacked_frames")
     if input_size % 2:
-        raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
+        raise config.field_error("num_mel_bins", "an even number of values per stacked frame")
     tower = {
         "type": "san_m",
         "input_size": input_size,

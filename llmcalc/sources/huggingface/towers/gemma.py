@@ -186,7 +186,7 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: 
     if architecture != "mobilenetv5_300m_enc":
         raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
-        raise config.error("model_args", config.get("model_args"), "none, because they change the architecture")
+        raise config.field_error("model_args", "none, because they change the architecture")
     return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_hidden_size)}
 
 

@@ -10,6 +10,7 @@ from ..parts import (
     QKV,
     QKVO,
     Table,
+    attention_biases,
     biases,
     clamped_swiglu,
     glu,
@@ -30,7 +31,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
+    attention = self_attention(config, "num_heads", **ROTARY, **attention_biases(config, QKV))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
     return _encoder_with_merger(

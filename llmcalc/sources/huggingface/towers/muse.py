@@ -12,9 +12,7 @@ from .section import ROTARY, biased_layer, projector, vision_section, vision_tra
 
 def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Muse's encoder: a norm before and after its layers, two linear layers over merged squares, and a third."""
-    hidden_size, merge_size, depth = (
-        config.integer(field) for field in ("hidden_size", "merge_size", "num_hidden_layers")
-    )
+    hidden_size, merge_size, depth = config.integer_fields("hidden_size", "merge_size", "num_hidden_layers").values()
     window_side, norm = config.integer("pos_emb_height"), layernorm(config.number("layer_norm_eps"))
     default_kinds = ["window" if (layer + 1) % 4 and layer != depth - 1 else "full" for layer in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", LAYER_TYPES, default_kinds)

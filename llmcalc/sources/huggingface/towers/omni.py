@@ -37,10 +37,7 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
     """
     config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
-    stem_table = {
-        "num_mel_bins": config.integer("num_mel_bins"),
-        "max_source_positions": config.integer("max_source_positions"),
-    }
+    stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
     audio_framing = {
         "type": "chunks",
         "chunk": chunk_frames,
@@ -75,9 +72,7 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
     window_chunks = config.integer("n_window_infer") // chunk_frames
     if not window_chunks:
-        raise config.error(
-            "n_window_infer", config.get("n_window_infer"), f"{chunk_frames} or more, the frames of a chunk"
-        )
+        raise config.field_error("n_window_infer", f"{chunk_frames} or more, the frames of a chunk")
     subsampling_table = {
         "num_mel_bins": config.integer("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,

@@ -67,8 +67,7 @@ def _aimv2_encoder(config: Config) -> Table:
 
 def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
-    config.require("drop_cls_token", False)
-    config.require("depths", None)
+    config.require_fields(drop_cls_token=False, depths=None)
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
     backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
@@ -94,8 +93,7 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
-    config.require("temporal_patch_size", 1)
-    config.require("fullatt_block_indexes", None)
+    config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}

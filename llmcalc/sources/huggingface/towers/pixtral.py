@@ -86,9 +86,9 @@ def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> 
 
     The adapter has two linear layers.
     """
-    hidden_size, adapter_width, output_width = (
-        config.integer(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
-    )
+    hidden_size, adapter_width, output_width = config.integer_fields(
+        "hidden_size", "projector_input_dim", "projector_output_dim"
+    ).values()
     merge_size = merged_square_side(config, "pixel_shuffle_ratio")
     config.require("intermediate_size", hidden_size * merge_size * merge_size)
     config.require("projector_input_dim", output_width)

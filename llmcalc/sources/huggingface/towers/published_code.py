@@ -206,8 +206,7 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
 def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
     root_config.require("tile_tag", "2D")
-    config.require("class_token", False)
-    config.require("global_pool", "map")
+    config.require_fields(class_token=False, global_pool="map")
     hidden_size, norm = config.integer("width"), layernorm(1e-6)
     timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
@@ -222,8 +221,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
     projector_config = Config(
         root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config."
     )
-    projector_config.require("projector_type", "downsample_mlp_gelu")
-    projector_config.require("token_pooling", False)
+    projector_config.require_fields(projector_type="downsample_mlp_gelu", token_pooling=False)
     projector_config.require("n_embed", text_hidden_size)
     projector_config.require("input_dim", hidden_size)
     inner_width = text_hidden_size * projector_config.integer("mlp_ratio")
@@ -231,7 +229,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
         (text_hidden_size, True, "identity")
     ]
     if not 2 <= len(linear_layers) <= 10:
-        raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
+        raise projector_config.field_error("depth", "2 to 10")
     return {
         "vision": tower,
         "projector": projector(
@@ -267,7 +265,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = {field_name: config.integer(field_name) for field_name in ("num_channels", "temporal_patch_size")}
+    patches = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),

@@ -85,9 +85,7 @@ def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge_size, patch_size, window = (
-        config.integer(field) for field in ("spatial_merge_size", "patch_size", "window_size")
-    )
+    merge_size, patch_size, window = config.integer_fields("spatial_merge_size", "patch_size", "window_size").values()
     window_side = window // merge_size // patch_size * merge_size
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
@@ -164,8 +162,7 @@ def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         is_stated_twice = stated_value is not None and published_name in config.data
         if is_stated_twice and config.data[published_name] != stated_value:
             raise config.error(published_name, config.data[published_name], f"{stated_value}, as {field} says, or none")
-    if config.has("mm_projector_type"):
-        config.require("mm_projector_type", "patchmerger")
+    config.require_if_present("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.integer("hidden_size"))
     position_rows = config.integer("pos_emb_height") * config.integer("pos_emb_width")
     tower, merger = moonvit(config, position_rows, text_hidden_size)

@@ -50,7 +50,7 @@ def _radio_encoder(config: Config) -> Table:
     hidden_size, patch_size = config.integer("hidden_size"), config.integer("patch_size")
     position_rows = config.integer("max_img_size") // patch_size
     if not position_rows:
-        raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
+        raise config.field_error("max_img_size", f"{patch_size} or more, which is patch_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
     ffn = mlp(int(hidden_size * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
     summary_indices = config.get("summary_idxs")

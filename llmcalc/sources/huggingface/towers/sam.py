@@ -26,8 +26,7 @@ def _sam_encoder(config: Config, halving_channels: list[int], network_width: int
         "type": "sam",
         "hidden_size": hidden_size,
         "patches": {
-            "patch_size": config.integer("patch_size"),
-            "num_channels": config.integer("num_channels"),
+            **config.integer_fields("patch_size", "num_channels"),
             "bias": True,
         },
         "grid": grid_side,

@@ -135,7 +135,7 @@ def layers_of_features(root_config: Config) -> int:
 def require_one_layer(root_config: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
     if type(root_config.get("vision_feature_layer")) is not int:
-        raise root_config.error("vision_feature_layer", root_config.get("vision_feature_layer"), "one layer")
+        raise root_config.field_error("vision_feature_layer", "one layer")
 
 
 def patches_per_side(config: Config) -> int:

@@ -95,7 +95,7 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
     """
     window_side, hidden_size = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
     if _side_of_square(root_config, "merge_kernel_size") != 2:
-        raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
+        raise root_config.field_error("merge_kernel_size", "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     depth, lower_layer_count = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
     if lower_layer_count >= depth:

@@ -64,12 +64,10 @@ SECTIONS = vision_section(
     {"step3p5_vision": VISION, "perception_encoder": VISION},  # the second in published configs
     {"projector_bias": False},
     aliases={"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"},
-    ignored_fields=field_names(
-        """
+    ignored_fields=field_names("""
         intermediate_size layer_scale_init_value ls_init_value output_dim pool_type rope_parameters use_abs_posemb
         use_cls_token use_ln_post use_ln_pre use_rope2d
-        """
-    ),
+        """),
 )
 
 WRAPPERS = {"step3p7": SECTIONS, "step_robotics": SECTIONS}

@@ -19,9 +19,9 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
     timestamp_config = root_config.section("word_timestamp_config", TIMESTAMPS)
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
-    hidden_size, frames_per_token, mel_bins = (
-        speech_config.integer(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
-    )
+    hidden_size, frames_per_token, mel_bins = speech_config.integer_fields(
+        "hidden_size", "subsampling_factor", "num_mel_bins"
+    ).values()
     timestamp_config.require("hidden_size", hidden_size)
     for section_config, field, field_value in (
         (speaker_config, "subsampling_factor", frames_per_token),
@@ -63,8 +63,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
 def _stack(config: Config, has_qk_norm: bool) -> Table:
     """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys have one."""
     heads, norm = config.integer("num_attention_heads"), layernorm()
-    if config.has("num_key_value_heads"):
-        config.require("num_key_value_heads", heads)
+    config.require_if_present("num_key_value_heads", heads)
     attention = self_attention(config, o_bias=True, position=rope(config, default_share=0.5 if has_qk_norm else 1.0))
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))

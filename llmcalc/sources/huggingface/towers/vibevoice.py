@@ -19,9 +19,7 @@ def _encoder(config: Config) -> Table:
         )
     return {
         "type": "convnext",
-        "channels": config.integer("channels"),
-        "num_filters": config.integer("num_filters"),
-        "kernel_size": config.integer("kernel_size"),
+        **config.integer_fields("channels", "num_filters", "kernel_size"),
         "downsampling_ratios": downsampling_ratios,
         "depths": stage_depths,
         "ffn_expansion": config.integer("ffn_expansion"),

@@ -188,10 +188,7 @@ def _read_big_bird(config: Config) -> Table:
 
 
 def _read_mpnet(config: Config) -> Table:
-    bias = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
-    }
+    bias = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
     stack = {
         "position": padded_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
@@ -290,12 +287,10 @@ def input_size(model_fields: Table) -> Table:
     return {"input_size": model_fields["embedding_size"]} if "embedding_size" in model_fields else {}
 
 
-OLD = field_names(
-    """
+OLD = field_names("""
     position_embedding_type directionality layers_to_keep pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type
-    """
-)
+    """)
 """Fields of earlier versions of the classes."""
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 

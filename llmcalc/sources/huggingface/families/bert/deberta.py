@@ -41,9 +41,7 @@ def _read_deberta_v2(config: Config) -> Table:
     if config.has("attention_head_size") and config.integer("attention_head_size") * config.integer(
         "num_attention_heads"
     ) != config.integer("hidden_size"):
-        raise config.error(
-            "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
-        )
+        raise config.field_error("attention_head_size", "hidden_size / num_attention_heads")
     bucket_count = config.get("position_buckets")
     bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
@@ -68,8 +66,7 @@ def _side_convolution(config: Config) -> Table:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
     convolution_fields = {
-        "conv_kernel_size": config.integer("conv_kernel_size"),
-        "conv_groups": config.integer("conv_groups"),
+        **config.integer_fields("conv_kernel_size", "conv_groups"),
         "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
     return {"side_convolution": {**convolution_fields, "norm": norm}}
@@ -85,21 +82,21 @@ def _deberta_model(
 ) -> Table:
     config.require("embedding_size", None, config.integer("hidden_size"))
     if config.has("pooler_hidden_size") and config.integer("pooler_hidden_size") != config.integer("hidden_size"):
-        raise config.error("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
+        raise config.field_error("pooler_hidden_size", "hidden_size")
     block["attention"]["float32_softmax"] = False
     stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
     if config.flag("position_biased_input"):
         stack["position"] = bert_positions(config)
     stack |= token_types(config.count("type_vocab_size"))
     if norm is not None and not config.flag("relative_attention"):
-        raise config.error("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
+        raise config.field_error("norm_rel_ebd", "none without relative_attention")
     if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
-            raise config.error("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
+            raise config.field_error("pos_att_type", "c2p, p2c or both")
         if position.get("share_att_key") and len({*position_terms}) < 2:
-            raise config.error("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
+            raise config.field_error("pos_att_type", "c2p and p2c, where share_att_key is true")
         if position_terms or position.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",

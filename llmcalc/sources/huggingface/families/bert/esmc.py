@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm_fields
+from ...parts import Table, attention, attention_biases, encoder, glu, layer_table, layernorm, qk_norm_fields
 
 
 def _read_esmc(config: Config) -> Table:
     config.require("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"), None)
-    mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(layernorm(bias=False), "projection")
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(layernorm(bias=False), "projection"))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
     stack = {"final_norm": layernorm(bias=False)}

@@ -37,9 +37,7 @@ def _read_luke(config: Config) -> Table:
         block["attention"]["idle_projections"] = AWARE
     entity_width, is_tied = config.integer("entity_emb_size"), config.flag("tie_word_embeddings")
     entities_table: Table = {
-        "entity_vocab_size": config.integer("entity_vocab_size"),
-        "max_position_embeddings": config.integer("max_position_embeddings"),
-        "type_vocab_size": config.integer("type_vocab_size"),
+        **config.integer_fields("entity_vocab_size", "max_position_embeddings", "type_vocab_size"),
         "norm": norm,
         **({} if entity_width == config.integer("hidden_size") else {"entity_emb_size": entity_width}),
     }

@@ -14,13 +14,10 @@ from .bert import BERT, bert_activation, bert_head, bert_positions, has_pretrain
 
 
 def _read_mobilebert(config: Config) -> Table:
-    config.require("use_bottleneck", True)
-    config.require("use_bottleneck_attention", False)
-    config.require("key_query_shared_bottleneck", True)
+    config.require_fields(use_bottleneck=True, use_bottleneck_attention=False, key_query_shared_bottleneck=True)
     hidden_size = config.integer("hidden_size")
     bottleneck_width = config.integer("intra_bottleneck_size")
-    if config.has("true_hidden_size"):
-        config.require("true_hidden_size", bottleneck_width)
+    config.require_if_present("true_hidden_size", bottleneck_width)
     heads = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")

@@ -21,6 +21,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     class_count,
     decoder,
@@ -100,7 +101,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "num_attention_heads": heads,
         "position": rope(config),
         "fused_qkv": True,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
@@ -124,7 +125,7 @@ def _prediction_head(config: Config, norm: Table) -> Table:
 
 def _read_eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     scored_unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
@@ -153,17 +154,14 @@ def _read_nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
     for field_name, class_name in OTHER_NOMIC_NAMES.items():
         if config.has(field_name) and config.get(field_name) != config.get(class_name):
-            raise config.error(
-                field_name,
-                config.get(field_name),
-                f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}",
+            raise config.field_error(
+                field_name, f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
             )
     if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
         GATED, "hidden_act"
     ):
-        raise config.error(
+        raise config.field_error(
             "activation_function",
-            config.get("activation_function"),
             f"the activation of hidden_act ({config.get('hidden_act')}): the class does not read activation_function",
         )
     for field_name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
@@ -226,30 +224,24 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
-OF_MODERN = OLD | field_names(
-    """
+OF_MODERN = OLD | field_names("""
     causal_mask is_causal classifier_pooling compile deterministic_flash_attn global_rope_theta local_rope_theta
     reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-    """
-)
-OF_NOMIC = OLD | field_names(
-    """
+    """)
+OF_NOMIC = OLD | field_names("""
     dense_seq_output fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions mlp_type n_ctx
     n_positions pad_vocab_size_multiple parallel_block parallel_block_tied_norm rotary_emb_base rotary_emb_fraction
     rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor sequence_parallel use_xentropy causal
     summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
     reorder_and_upcast_attn expert_choice_router ffn_div moe_every_n_layers moe_impl moe_normalize_expert_weights
     moe_resid_pdrop moe_top_k num_shared_experts
-    """
-)
+    """)
 
 
-OF_JINA = field_names(
-    """
+OF_JINA = field_names("""
     emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
     matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
-    """
-)
+    """)
 """Fields of the code in the first repository of jina-embeddings-v3, which the class does not read."""
 
 JINA_ADAPTERS = {

@@ -25,7 +25,7 @@ def _read_neomme(config: Config) -> Table:
     ]
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if "full" not in layer_kinds:
-        raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
+        raise config.field_error("layer_types", "at least one full_attention")
     full_layers = [layer for layer, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
     position_by_kind = {
         "full": _rotary_positions(config, "full", 0.25, 1e6),

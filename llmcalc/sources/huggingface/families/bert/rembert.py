@@ -106,12 +106,10 @@ FAMILIES = {
         _read_roformer,
         {"summary_use_proj": None},
         OLD
-        | field_names(
-            """
+        | field_names("""
             summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
             summary_use_proj
-            """
-        ),
+            """),
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
         modules={**module_names("bert"), "input_proj": "embeddings_project"},

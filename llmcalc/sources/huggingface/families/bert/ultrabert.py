@@ -11,10 +11,9 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     bidirectional_stack,
     encoder,
     glu,
@@ -31,9 +30,7 @@ def _read_ultrabert(config: Config) -> Table:
     config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
-    mixer = attention(
-        config, position=rope(config, layer_kind="full_attention"), **biases(config.flag("attention_bias"), *QKVO)
-    )
+    mixer = attention(config, position=rope(config, layer_kind="full_attention"), **attention_biases(config))
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)

@@ -27,8 +27,7 @@ from ...parts import (
 
 
 def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
-    config.require("asm", False)
-    config.require("is_encoder", True)
+    config.require_fields(asm=False, is_encoder=True)
     norm = layernorm(config.number("layer_norm_eps"))
     heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -57,8 +56,7 @@ def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
     if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
         return None
-    config.require("summary_use_proj", True)
-    config.require("summary_proj_to_labels", True)
+    config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {}
 
 
@@ -72,13 +70,11 @@ ALIASES = {
     "num_attention_heads": "n_heads",
     "n_words": "vocab_size",
 }
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
     lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha share_inout_emb
     word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
-    """
-)
+    """)
 DROPOUT = {
     "embedding": "dropout",
     "attention": "attention_dropout",

@@ -24,11 +24,10 @@ from ...parts import (
 def _read_xlnet(config: Config) -> Table:
     heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     model_fields = question_answering_head(config)
-    config.require("attn_type", "bi")
-    config.require("bi_data", False)
+    config.require_fields(attn_type="bi", bi_data=False)
     head_dim = config.quotient("n_head", config.integer("hidden_size"), heads)
     if config.optional_integer("d_head") not in (None, head_dim):
-        raise config.error("d_head", config.get("d_head"), f"d_model / n_head ({head_dim})")
+        raise config.field_error("d_head", f"d_model / n_head ({head_dim})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": head_dim}
     ffn = mlp(config.integer("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
     block = layer_table(mixer, ffn, norm, "post")

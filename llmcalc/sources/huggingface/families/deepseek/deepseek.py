@@ -13,6 +13,7 @@ from ...family import Family, field_names
 from ...parts import (
     Table,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     full_rope,
     glu,
@@ -20,7 +21,6 @@ from ...parts import (
     moe,
     prediction,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY, Writes
 
@@ -31,9 +31,7 @@ def latent_attention(config: Config, v_head_dim: int | None = None, **attention_
         "type": "mla",
         "num_attention_heads": config.integer("num_attention_heads"),
         "q_lora_rank": config.optional_integer("q_lora_rank"),
-        "kv_lora_rank": config.integer("kv_lora_rank"),
-        "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
-        "qk_rope_head_dim": config.integer("qk_rope_head_dim"),
+        **config.integer_fields("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
         "v_head_dim": v_head_dim or config.integer("v_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "position": full_rope(config),
@@ -79,9 +77,7 @@ def deepseek_decoder(
     layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, ffn, norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)), **prediction(config)
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes), **prediction(config))
 
 
 def _read_deepseek_v2(config: Config) -> Table:
@@ -177,12 +173,10 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-ROUTING = field_names(
-    """
+ROUTING = field_names("""
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
     qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """
-)
+    """)
 """Fields that choose the experts, and fields that latent attention ignores."""
 
 LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.first_value("num_attention_heads")}

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
+from ...parts import DENSE_OR_MOE, Table, attention, attention_biases, listed_kinds
 from .deepseek import ROUTING, deepseek_decoder, routed_experts
 
 
 def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     has_bias = config.flag("mlp_bias")
     config.integer("n_shared_experts")
-    mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, head_dim=None, **attention_biases(config))
     return deepseek_decoder(config, mixer, routed_experts(config, has_bias, ()), layer_kinds, has_bias)
 
 

@@ -34,8 +34,7 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
 def _read_deepseek_v4(config: Config) -> Table:
-    config.require("n_shared_experts", 1)
-    config.require("hidden_act", "silu")
+    config.require_fields(n_shared_experts=1, hidden_act="silu")
     depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size", "intermediate_size")
@@ -48,7 +47,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         "norm": norm,
         "position": position,
     }
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
     layer_variants["sparse"] = {
@@ -70,7 +69,7 @@ def _read_deepseek_v4(config: Config) -> Table:
     }
     block = {
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
-        "hc_mult": config.integer("hc_mult"), "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
+        **config.integer_fields("hc_mult", "hc_sinkhorn_iters"),
     }  # fmt: skip
     stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
@@ -175,12 +174,10 @@ KEPT_TWICE = Deviation(
 FAMILIES = {
     "deepseek_v4": Family(
         _read_deepseek_v4,
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
             topk_method
-            """
-        ),
+            """),
         field_writers={
             "layer_types": _written_layer_types,
             "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],

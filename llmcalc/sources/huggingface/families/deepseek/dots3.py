@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .....ops import KVCache, Op
+from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
+from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, glu, layer_table, listed_kinds, moe, rmsnorm
 from .deepseek import ROUTING, SIGMOID, latent_attention
 from .dsa import DSA_MODULES
 
@@ -31,7 +31,7 @@ RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_att
 
 def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer_table = {name: config.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     config.integer("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -49,10 +49,9 @@ def _read_dots3_note_text(config: Config) -> Table:
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds(
-        (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
+    return decoder_of_kinds(
+        config, block, norm, (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
     )
-    return decoder(config, block, norm, stack=stack)
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
@@ -107,15 +106,11 @@ def _window_sizes(config: Config) -> Table:
     return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 
-def _with_float32_cache(op: Op) -> Op:
-    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
-
-
 FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    class_op=_with_float32_cache,
+    class_op=lambda op: replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}

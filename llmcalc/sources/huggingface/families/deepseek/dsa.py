@@ -12,6 +12,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -38,11 +39,7 @@ def _read_glm_moe_dsa(config: Config) -> Table:
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
     """Raises `InputError` if the first layer has no indexer. layer_indexers: `full` or `shared` for each layer."""
     if layer_indexers[0] != "full":
-        raise config.error(
-            "indexer_types",
-            config.get("indexer_types"),
-            "full for the first layer: no earlier layer has a selection to share",
-        )
+        raise config.field_error("indexer_types", "full for the first layer: no earlier layer has a selection to share")
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
@@ -70,10 +67,9 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
-    config.require("moe_layer_freq", 1)
-    config.require("mlp_bias", False)
+    config.require_fields(moe_layer_freq=1, mlp_bias=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
@@ -103,7 +99,7 @@ def _read_axk2(config: Config) -> Table:
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID)
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in ffn_kinds
@@ -117,7 +113,7 @@ def _read_axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.integer("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (ffn_kinds, layer_configs))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
@@ -130,12 +126,10 @@ FAMILIES = {
         _read_glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
             indexer_rope_interleave moe_router_dtype
-            """
-        ),
+            """),
         field_writers={
             **LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],

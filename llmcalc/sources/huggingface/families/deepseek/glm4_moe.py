@@ -12,11 +12,11 @@ from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -25,7 +25,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
@@ -34,7 +33,7 @@ from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
+    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config, QKV), **norm)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
@@ -60,21 +59,16 @@ def _read_dots1(config: Config) -> Table:
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, experts))
 
 
 def _read_minimax_m2(config: Config) -> Table:
     """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
-    config.require("use_qk_norm", True)
-    config.require("qk_norm_type", "per_layer")
-    config.require("use_routing_bias", True)
-    config.require("shared_intermediate_size", 0)
+    config.require_fields(use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, shared_intermediate_size=0)
     if config.has("attn_type_list") and set(config.integers("attn_type_list")) != {1}:
-        raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
+        raise config.field_error("attn_type_list", "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}
     mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
@@ -100,12 +94,10 @@ FAMILIES = {
             "use_routing_bias": True,
             "shared_intermediate_size": 0,
         },
-        field_names(
-            """
+        field_names("""
             scoring_func shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers sliding_window
             mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
-            """
-        ),
+            """),
         field_writers=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),
         earlier_names={"mlp": "block_sparse_moe"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
-from .....ops import KVCache, Op
+from .....ops import KVCache
 from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
@@ -45,21 +45,19 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 def _read_glm5_next_text(config: Config) -> Table:
     uncounted_prediction(config)
     for field_name, field_value in PUBLISHED_FIELDS.items():
-        if config.has(field_name):
-            config.require(field_name, field_value)
+        config.require_if_present(field_name, field_value)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
     config.require("hidden_act", "silu")
     if config.count("qk_rope_head_dim"):
-        raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
+        raise config.field_error("qk_rope_head_dim", "0: its attention has no positions")
     config.integer("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
     selected_tokens, pool_size = config.integer("index_topk"), config.integer("index_kpool")
     config.quotient("index_kpool", selected_tokens, pool_size)
     indexer_table = {
         "type": "pooled",
-        "index_n_heads": config.integer("index_n_heads"),
-        "index_head_dim": config.integer("index_head_dim"),
+        **config.integer_fields("index_n_heads", "index_head_dim"),
         "index_topk": selected_tokens,
         "index_kpool": pool_size,
     }
@@ -99,10 +97,7 @@ def _latent_attention(config: Config, indexer_table: Table, other_fields: Table)
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
-        **{
-            field: config.integer(field)
-            for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")
-        },
+        **config.integer_fields("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim"),
         "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer_table,
@@ -143,23 +138,18 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     ]
     for layer, mixer_kind in enumerate(mixer_kinds):
         if mixer_kind == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
-            raise config.error(
+            raise config.field_error(
                 "indexer_types",
-                config.get("indexer_types"),
                 f"full for layer {layer}: the layer below it selects no tokens, whose selection it could use",
             )
     return mixer_kinds
-
-
-def _with_padding_flag(op: Op) -> Op:
-    return replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
 VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    class_op=_with_padding_flag,
+    class_op=lambda op: replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op,
 )
 
 
@@ -176,12 +166,10 @@ FAMILIES = {
         _read_glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             first_k_dense_replace index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq
             index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
-            """
-        ),
+            """),
         field_writers={
             **LATENT_WRITES,
             **UNPADDED,

@@ -30,7 +30,7 @@ def read_hy_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     layer_indexers = listed_kinds(
         config,
         "indexer_types",

@@ -11,10 +11,9 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     float32_rmsnorm,
     glu,
@@ -65,7 +64,7 @@ def _read_flint(config: Config) -> Table:
         },
     )
     kernels = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **kernels, **attention_biases(config), **qk_norm_fields(norm))
     expert_fields = {
         "shared_expert": glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm, stack_of_combined_kinds
+from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -23,7 +23,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     rotary_dim = config.integer("qk_rope_head_dim")
     indexer_table = {
-        **{field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+        **config.integer_fields("index_n_heads", "index_head_dim", "index_topk"),
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
@@ -54,9 +54,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
         }
     layer_kinds = ["_".join(layer) for layer in layers]
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs), (ffn_kinds, ffn_changes))
 
 
 def _position_kinds(config: Config, depth: int) -> list[str]:

@@ -12,11 +12,11 @@ from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -25,7 +25,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from .deepseek import ROUTING, SIGMOID, routed_experts
@@ -33,13 +32,11 @@ from .deepseek import ROUTING, SIGMOID, routed_experts
 
 def _read_solar_open(config: Config) -> Table:
     """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
-    if config.has("first_k_dense_replace"):
-        config.require("first_k_dense_replace", 0)
-    if config.has("use_qk_norm"):
-        config.require("use_qk_norm", False)
+    config.require_if_present("first_k_dense_replace", 0)
+    config.require_if_present("use_qk_norm", False)
     config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
+    mixer = attention(config, **attention_biases(config, QKV))
     return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
 
 
@@ -54,7 +51,7 @@ def _read_mellum(config: Config) -> Table:
     mixer = attention(
         config,
         position=rope(config, layer_kind="full_attention"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     sliding_attention = {
@@ -68,13 +65,12 @@ def _read_mellum(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_configs)
-        ),
+        (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}),
+        (ffn_kinds, layer_configs),
     )
 
 

@@ -144,9 +144,9 @@ def _layer_ffn(config: Config) -> Table:
 def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     model_fields = _read_dflash(config)
-    convolution_fields = {field: config.integer(field) for field in ("conv_kernel_size", "conv_group_size")}
+    convolution_fields = config.integer_fields("conv_kernel_size", "conv_group_size")
     model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    model_fields["proposal"] = {field: config.integer(field) for field in ("selector_rank", "selector_top_k")}
+    model_fields["proposal"] = config.integer_fields("selector_rank", "selector_top_k")
     if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return model_fields
@@ -223,16 +223,14 @@ DFLASH: dict[str, Any] = {
     "aux_hidden_state_layer_ids": None,
     "eagle_aux_hidden_state_layer_ids": None,
 }
-UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
-    """
+UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names("""
     attention_backend attention_modes causal dflash_query_causal dspark_bonus_anchor experts_backend
     loss_decay_gamma moe_aux_loss_coeff moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch
     moe_router_center_momentum moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group
     norm_topk_prob num_anchors num_aux_layers pard_token projector_type pure_draft_prefix_len routed_scaling_factor
     router sample_from_anchor shared_expert shift_label sliding_window_non_causal target_num_hidden_layers
     topk_group train_embed_tokens
-    """
-)
+    """)
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {

@@ -16,9 +16,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     clamped_gpt_oss_ffn,
     decoder,
@@ -27,7 +27,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-)  # fmt: skip
+)
 from ..deepseek.deepseek import latent_attention
 
 STATES = 3
@@ -95,7 +95,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
-    return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
+    return attention(config, head_dim=head_dim, **attention_biases(config), **qk_norms)
 
 
 def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
@@ -155,13 +155,11 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": None,
     "tie_word_embeddings": False,
 }
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers normalize_output
     num_target_layers parallel_drafting ptd_token_id sliding_window speculators_config speculators_model_type
     speculators_version target_model_type use_sliding_window
-    """
-)
+    """)
 EAGLE3: dict[str, Any] = {
     **COMMON,
     "draft_vocab_size": None,
@@ -200,14 +198,12 @@ FAMILIES = {
         _read_eagle3_deepseek,
         _class_defaults_of_fields("deepseek_v3", *LATENT_SIZES),
         IGNORED
-        | field_names(
-            """
+        | field_names("""
             aux_loss_alpha ep_size first_k_dense_replace head_dim moe_intermediate_size moe_layer_freq n_group
             n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads
             num_nextn_predict_layers rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
             use_qk_norm
-            """
-        ),
+            """),
         source="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/deepseek_eagle3.py",
     ),
     "eagle3_qwen3_moe": Family(

@@ -81,12 +81,10 @@ FAMILIES = {
             "max_position_embeddings": None,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             head_weight_decay logit_scale max_paths max_seq_len medusa_choices speculators_config
             speculators_model_type speculators_version topk
-            """
-        ),
+            """),
         aliases={"hidden_size": "medusa_hidden_size", "vocab_size": "medusa_vocab_size"},
         source="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
     ),

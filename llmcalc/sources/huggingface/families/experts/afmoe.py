@@ -12,11 +12,10 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
@@ -26,7 +25,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
@@ -54,9 +52,7 @@ def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width:
 def _read_afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
     depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
-    )
+    mixer = attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
     full_attention_period = config.integer("global_attn_every_n_layers") if config.get("layer_types") is None else depth
     sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
@@ -69,7 +65,7 @@ def _read_afmoe(config: Config) -> Table:
         config.integer("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=stack_of_combined_kinds(attention_kinds, ffn_kinds))
+    return decoder_of_kinds(config, block, norm, attention_kinds, ffn_kinds)
 
 
 def _read_laguna(config: Config) -> Table:
@@ -79,14 +75,12 @@ def _read_laguna(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     gate_scope = "element" if config.get("gating") == "per-element" else "head"
     if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
-        raise config.error(
-            "gating_types", config.get("gating_types"), f"per_{gate_scope} for every layer, as gating says"
-        )
+        raise config.field_error("gating_types", f"per_{gate_scope} for every layer, as gating says")
     mixer = attention(
         config,
         output_gate={"per": gate_scope},
         num_key_value_heads=config.integer("num_key_value_heads"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     if config.get("num_attention_heads_per_layer") is None:
@@ -107,7 +101,7 @@ def _read_laguna(config: Config) -> Table:
         config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, attention_fields), ffn_kinds))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_fields), ffn_kinds)
 
 
 def _window_field(config: Config) -> Table:
@@ -119,12 +113,10 @@ def _window_field(config: Config) -> Table:
 FAMILIES = {
     "afmoe": Family(
         _read_afmoe,
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
             use_grouped_mm
-            """
-        ),
+            """),
     ),
     "laguna": Family(
         _read_laguna,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, moe, rmsnorm
+from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, moe, rmsnorm
 
 
 def _pre_norm(config: Config, feed_forward: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return decoder(config, layer_table(mixer, feed_forward, norm), norm)
 
 

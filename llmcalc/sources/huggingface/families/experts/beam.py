@@ -11,11 +11,10 @@ from ...config import Config
 from ...family import EVERY, Family, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
@@ -24,7 +23,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rope,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 
@@ -35,7 +33,7 @@ def _read_beam(config: Config) -> Table:
         config,
         position=rope(config, layer_kind="sliding_attention"),
         output_gate={"per": "element", "bias": "head"},
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     default_layer_kinds = ["sliding" if (layer + 1) % 6 and layer < depth - 1 else "full" for layer in range(depth)]
@@ -54,8 +52,9 @@ def _read_beam(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_configs: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
-    return decoder(config, block, norm, stack=stack)
+    return decoder_of_kinds(
+        config, block, norm, (attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds)
+    )
 
 
 FAMILIES = {

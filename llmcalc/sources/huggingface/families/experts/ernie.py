@@ -74,11 +74,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     first_expert_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
     layer_kinds = dense_or_moe_kinds(config, depth, first_expert_layer)
     if is_stated and layer_kinds != ["dense"] * first_expert_layer + ["moe"] * (depth - first_expert_layer):
-        raise config.error(
-            "moe_layer_start_index",
-            config.get("moe_layer_start_index"),
-            "the first sparse layer of mlp_layer_types, or null",
-        )
+        raise config.field_error("moe_layer_start_index", "the first sparse layer of mlp_layer_types, or null")
     if (
         is_stated
         and first_expert_layer != 1
@@ -90,9 +86,8 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
             "mlp_layer_types alone, and without it has one dense layer"
         )
     if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
-        raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
-    if config.has("moe_layer_interval"):
-        config.require("moe_layer_interval", 1)
+        raise config.field_error("moe_layer_end_index", f"{depth - 1} or more")
+    config.require_if_present("moe_layer_interval", 1)
     return _ffn_kinds(
         config,
         layer_kinds,
@@ -139,16 +134,14 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
     return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     compression_ratio freq_allocation fuse_rope moe_aux_loss_lambda moe_capacity moe_dense_experts_token_type_id
     moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min moe_multimodal_dispatch_use_allgather
     moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free moe_use_hard_gate moe_z_loss_lambda rope_3d
     rope_reduction tensor_parallel_output use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm
     weight_share_add_bias
     num_acc_steps per_device_train_batch_size multi_token_pred_lambda use_recompute_mtp
-    """
-)
+    """)
 """Fields that change no count. The last line has settings of a run, which ERNIEKit writes into the config that it saves
 (`num_acc_steps` is its `gradient_accumulation_steps`), and which its classes read for the loss alone.
 """

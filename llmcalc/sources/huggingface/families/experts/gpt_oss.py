@@ -13,9 +13,9 @@ from typing import Any
 from ...config import Config
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     clamped_gpt_oss_ffn,
     decoder,
@@ -42,7 +42,7 @@ def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Ta
         expert,
         router={"bias": True},
     )
-    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
+    mixer = attention(config, sinks=True, **attention_biases(config), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     return layer_table(mixer, experts, norm)
 

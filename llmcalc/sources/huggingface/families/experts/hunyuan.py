@@ -15,11 +15,10 @@ from .....errors import short_repr
 from ...config import Config, is_json_integer
 from ...family import Family, Modules, field_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
@@ -27,7 +26,6 @@ from ...parts import (
     prediction,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 from ..llama.llama import llama_decoder
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
     return attention(
         config,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
         **attention_fields,
     )
@@ -54,8 +52,7 @@ def _check_published_fields(config: Config) -> None:
         ("mlp_bias", (False,)),
         ("norm_type", ("rms",)),
     ):
-        if config.has(field_name):
-            config.require(field_name, *counted_values)
+        config.require_if_present(field_name, *counted_values)
 
 
 def _read_hunyuan_v1_dense(config: Config) -> Table:
@@ -99,18 +96,15 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     experts = config.integer("num_experts", "num_local_experts")
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
         if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
-            raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
-    if config.has("moe_layer_num_skipped"):
-        config.require("moe_layer_num_skipped", 0)
+            raise config.field_error(field_name, f"{expected_value} in every layer, as in the class")
+    config.require_if_present("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
     layer_configs: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
-    )
+    return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
 
 
 def _read_hy_v3(config: Config) -> Table:
@@ -135,19 +129,16 @@ def _read_hy_v3(config: Config) -> Table:
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)
-        ),
+        (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind),
         **prediction(config),
     )
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
     add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim
     cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
@@ -158,8 +149,7 @@ NO_COUNT = field_names(
     use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id vit_add_patchemb_bias
     vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
     vit_used_rms_norm xdrope_section
-    """
-)
+    """)
 
 OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
 """Fields that are not read for a model without experts."""

@@ -26,9 +26,7 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
     """Returns the sizes of attention with distance profiles, and the changes in layers with a window."""
     window = config.integer("sliding_window_size")
     full_attention: Table = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "num_key_value_heads": config.integer("num_key_value_heads"),
-        "head_dim": config.integer("head_dim"),
+        **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
         "relative_rank": config.integer("d_rel"),
         "relative_extent": config.integer("rel_extent"),
         "conv_kernel_size": config.integer("conv_kernel_size"),

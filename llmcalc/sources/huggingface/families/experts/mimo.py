@@ -15,22 +15,22 @@ from ...parts import (
     QKV,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     prediction,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
 
 def _read_mimo(config: Config) -> Table:
-    config.require("attention_bias", True)
-    config.require("use_sliding_window", False)
+    config.require_fields(attention_bias=True, use_sliding_window=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
     return decoder(config, block, norm, **prediction(config))
@@ -42,14 +42,13 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
     `hybrid_layer_pattern`), so they must have the values that it builds.
     """
-    config.require("add_swa_attention_sink_bias", True)
-    config.require("add_full_attention_sink_bias", False)
+    config.require_fields(add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
         v_head_dim=config.integer("v_head_dim"),
         num_key_value_heads=config.integer("num_key_value_heads"),
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
     )
     if config.has("sliding_window_size"):
         window = config.integer("sliding_window_size") + 1
@@ -64,8 +63,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for field_name, field_value in head_fields.items():
-        if config.has(f"swa_{field_name}"):
-            config.require(f"swa_{field_name}", field_value)
+        config.require_if_present(f"swa_{field_name}", field_value)
     experts = moe(
         config.integer("n_routed_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),
@@ -86,17 +84,15 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, ffn))
 
 
 def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if config.has(field) and config.integers(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
-        raise config.error(
-            field, config.get(field), f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
+        raise config.field_error(
+            field, f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
         )
 
 
@@ -115,12 +111,10 @@ FAMILIES = {
         _read_mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             attention_chunk_size hybrid_block_size layernorm_epsilon n_shared_experts partial_rotary_factor
             swa_rope_theta
-            """
-        ),
+            """),
         field_writers={
             "num_key_value_heads": lambda s: (
                 s.full_attention.num_key_value_heads or s.full_attention.num_attention_heads

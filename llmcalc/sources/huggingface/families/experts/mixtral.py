@@ -11,11 +11,12 @@ from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     layernorm,
@@ -23,7 +24,6 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 
@@ -38,15 +38,9 @@ def _read_mixtral(config: Config) -> Table:
 
 def _read_phimoe(config: Config) -> Table:
     if config.integer("num_experts_per_tok") != 2:
-        raise config.error(
-            "num_experts_per_tok",
-            config.get("num_experts_per_tok"),
-            "2: its router (SparseMixer) always chooses two experts",
-        )
+        raise config.field_error("num_experts_per_tok", "2: its router (SparseMixer) always chooses two experts")
     norm = layernorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, sliding_window=config.optional_integer("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
-    )
+    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **attention_biases(config))
     block = layer_table(mixer, moe(config.integer("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
@@ -82,14 +76,13 @@ def read_qwen3_moe(config: Config) -> Table:
         ("shared_expert_intermediate_size", 0),
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
-        if config.has(field_name):
-            config.require(field_name, field_value)
+        config.require_if_present(field_name, field_value)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
         config,
         sliding_window=window,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norms,
     )
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
@@ -127,7 +120,7 @@ def qwen_moe_decoder(
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder(config, block, norm, stack=stack_of_combined_kinds(*kind_axes, (layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, *kind_axes, (layer_kinds, layer_configs))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

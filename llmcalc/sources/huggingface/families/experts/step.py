@@ -13,18 +13,16 @@ from ...family import EVERY, Family, Quirks, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
     qk_norm_fields,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -33,9 +31,7 @@ from ..deepseek.deepseek import SIGMOID
 def _read_step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
-    )
+    mixer = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
@@ -62,9 +58,7 @@ def _read_step3p5(config: Config) -> Table:
     block = layer_table(mixer, glu(config, has_mlp_bias), norm)
     layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
@@ -103,13 +97,11 @@ def _sliding_attention_heads(config: Config) -> int:
     return heads
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     att_impl_type first_k_dense_replace moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors
     per_layer_config scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm
     use_rope_layers yarn_only_types zero_centered
-    """
-)
+    """)
 
 
 FAMILIES = {

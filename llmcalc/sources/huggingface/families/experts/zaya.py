@@ -37,11 +37,7 @@ def _read_zaya(config: Config) -> Table:
         raise config.error("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
     mixer: Table = {
         "type": "cca",
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "num_key_value_heads": config.integer("num_key_value_heads"),
-        "head_dim": config.integer("head_dim"),
-        "cca_time0": config.integer("cca_time0"),
-        "cca_time1": config.integer("cca_time1"),
+        **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim", "cca_time0", "cca_time1"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config, 0.5, layer_kind="hybrid"),
     }

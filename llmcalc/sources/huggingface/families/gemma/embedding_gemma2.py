@@ -12,10 +12,9 @@ from ...config import Config
 from ...family import Family, module_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     bidirectional_stack,
     decoder,
     float32_rmsnorm,
@@ -39,7 +38,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
         config,
         position={"type": "rope", "rope_theta": 1_000_000.0},
         v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     ffn = glu(config, activation_field="hidden_activation")

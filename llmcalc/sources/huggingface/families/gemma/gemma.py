@@ -13,10 +13,9 @@ from typing import Any
 from ...config import Config
 from ...family import Family, Quirks
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     bidirectional_stack,
     decoder,
     glu,
@@ -45,7 +44,7 @@ def gemma_decoder(
 
 
 def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
-    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
+    return attention(config, **attention_biases(config), **attention_fields)
 
 
 def score_cap_fields(config: Config) -> Table:

@@ -13,10 +13,9 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     check_shared_layers,
     decoder,
     float32_rmsnorm,
@@ -71,7 +70,7 @@ def _read_gemma3n(config: Config) -> Table:
         )
     mixer = attention(
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm),
+        **attention_biases(config), **qk_norm_fields(norm),
     )  # fmt: skip
     feed_forward = glu(
         config, ffn_width=layers[0][1]["feed_forward"]["intermediate_size"], activation_field="hidden_activation"

@@ -17,10 +17,9 @@ from ...config import Config, is_json_integer
 from ...family import Family, Quirks, field_names, module_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     bidirectional_stack,
     check_shared_layers,
     decoder,
@@ -117,7 +116,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
         config,
         position=rope,
         v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(norm),
     )
     return norm, layer_kinds, mixer
@@ -158,12 +157,10 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
     return model_fields
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     hidden_act cache_implementation is_causal vocab_size_per_layer_input global_head_dim num_global_key_value_heads
     num_experts top_k_experts moe_intermediate_size expert_intermediate_size
-    """
-)
+    """)
 
 
 def full_attention(config_values: ConfigValues) -> Any:

@@ -16,10 +16,9 @@ from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -85,7 +84,7 @@ def _gated_attention(config: Config) -> Table:
     return attention(
         config,
         output_gate={"per": "element"},
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False)),
     )
 

@@ -18,6 +18,7 @@ from ...parts import (
     Table,
     architecture,
     attention,
+    attention_biases,
     biases,
     bidirectional_stack,
     glu,
@@ -39,9 +40,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
     stack_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
-    mixer = attention(
-        stack_config, **score_cap_fields(stack_config), **biases(stack_config.flag("attention_bias"), *QKVO)
-    )
+    mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
     block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
@@ -63,10 +62,7 @@ def _read_t5gemma(config: Config) -> Table:
         class_name = architecture(config)
         if class_name in ("T5GemmaForConditionalGeneration", "T5GemmaModel"):
             raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
-        model_sizes = {
-            "vocab_size": encoder_config.integer("vocab_size"),
-            "hidden_size": encoder_config.integer("hidden_size"),
-        }
+        model_sizes = encoder_config.integer_fields("vocab_size", "hidden_size")
         config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
             **model_sizes,
@@ -80,9 +76,7 @@ def _read_t5gemma(config: Config) -> Table:
         "vocab_size": vocab_size,
         **({} if hidden_size == decoder_config.integer("hidden_size") else {"hidden_size": hidden_size}),
     }
-    model_sizes = {
-        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
-    }
+    model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     return {
         **model_sizes,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
@@ -119,9 +113,7 @@ def _read_t5gemma2(config: Config) -> Table:
     ):
         part_config.finish(ignored_fields, config)
     config.notes += notes
-    model_sizes = {
-        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
-    }
+    model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     model_fields: Table = {
         **model_sizes,
         "tie_word_embeddings": is_tied,
@@ -144,7 +136,7 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     has_bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
-        heads = {field: config.integer(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        heads = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
         mixer: Table = {
             "type": "merged",
             **heads,
@@ -191,12 +183,10 @@ SIDE: dict[str, Any] = {
 }
 """Defaults of the encoder and of the decoder of T5Gemma."""
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
     max_position_embeddings
-    """
-)
+    """)
 IGNORED_IN_SECTIONS = IGNORED | {"dropout_rate", "tie_word_embeddings"}
 """Its class gives the encoder and the decoder the dropout of the whole model, whose tying counts."""
 
@@ -207,12 +197,10 @@ TEXT: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
-IMAGES = field_names(
-    """
+IMAGES = field_names("""
     boi_token_index boi_token_id eoi_token_index eoi_token_id image_token_index image_token_id mm_tokens_per_image
     vision_config text_config tie_word_embeddings
-    """
-)
+    """)
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKV, Table, attention, biases, decoder, fused_glu, layer_table, rmsnorm, rope
+from ...parts import QKV, Table, attention, attention_biases, decoder, fused_glu, layer_table, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, position=rope(config, default_share=0.5), **biases(config.flag("attention_bias"), *QKV))
+    mixer = attention(config, position=rope(config, default_share=0.5), **attention_biases(config, QKV))
     return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 

@@ -11,6 +11,7 @@ from ...parts import (
     QKV,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     dense_or_moe_kinds,
@@ -50,9 +51,7 @@ def _read_glm_ocr_text(config: Config) -> Table:
 def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     head_dim = config.optional_integer("head_dim") or _head_dim(config)
-    mixer = attention(
-        config, position=rope(config, 0.5), head_dim=head_dim, **biases(config.flag("attention_bias"), *QKV)
-    )
+    mixer = attention(config, position=rope(config, 0.5), head_dim=head_dim, **attention_biases(config, QKV))
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 

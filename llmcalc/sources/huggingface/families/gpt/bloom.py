@@ -71,12 +71,9 @@ def _nullable_flag(config: Config, field_name: str) -> bool:
 def _read_mpt(config: Config) -> Table:
     """Reads MPT as published, with ALiBi and without options that the class ignores."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
-    config.require("expansion_ratio", 4)
-    config.require("no_bias", True)
+    config.require_fields(expansion_ratio=4, no_bias=True)
     attention_config = config.section("attn_config", ATTENTION)
-    attention_config.require("attn_type", "multihead_attention")
-    attention_config.require("alibi", True)
-    attention_config.require("qk_ln", False)
+    attention_config.require_fields(attn_type="multihead_attention", alibi=True, qk_ln=False)
     attention_config.finish(OF_ATTENTION, config)
     ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp"})
     ffn_config.require("ffn_type", "mptmlp")

@@ -33,7 +33,7 @@ def _read_blt(config: Config) -> Table:
     window_fields = {} if window is None else {"sliding_window": window}
     splits_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
     if splits_by_entropy and config.optional_integer("max_patch_length") is not None:
-        raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
+        raise config.field_error("max_patch_length", "null: it splits patches by the text")
     residual_streams: Table = {
         "type": "byte_patches",
         "patch_size": config.integer("patch_size") if splits_by_entropy else 1,
@@ -59,8 +59,7 @@ def _read_blt(config: Config) -> Table:
             )
         residual_streams["patcher"] = {
             **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
-            "vocab_size": patcher_config.integer("vocab_size"),
-            "hidden_size": patcher_config.integer("hidden_size"),
+            **patcher_config.integer_fields("vocab_size", "hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         residual_streams["patcher_runs"] = splits_by_entropy

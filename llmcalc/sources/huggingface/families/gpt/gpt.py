@@ -22,6 +22,7 @@ from ...parts import (
     QKVO,
     Table,
     architecture,
+    attention_biases,
     biases,
     class_count,
     decoder,
@@ -77,8 +78,7 @@ def _multiple_choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
-    config.require("summary_use_proj", True)
-    config.require("summary_proj_to_labels", True)
+    config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 
@@ -158,7 +158,7 @@ def read_gptj(config: Config) -> Table:
 def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = full_width_heads(config, position=position, fused_qkv=True, **attention_biases(config))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
@@ -187,14 +187,12 @@ ALIASES = {
 }
 
 
-NO_COUNT = field_names(
-    """
+NO_COUNT = field_names("""
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
     pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
     normalize_attention_scores
-    """
-)
+    """)
 
 
 def _activation_name(config_values: ConfigValues) -> str:

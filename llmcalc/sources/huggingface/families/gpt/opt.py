@@ -41,10 +41,6 @@ def _read_xglm(config: Config) -> Table:
     )
 
 
-def _read_biogpt(config: Config) -> Table:
-    return _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
-
-
 def _fairseq_decoder(config: Config, width_field: str, activation: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
@@ -82,7 +78,7 @@ FAMILIES = {
         dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
-        _read_biogpt,
+        lambda config: _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2)),
         ignored_fields=NO_COUNT,
         modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},

@@ -12,6 +12,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     fused_glu,
@@ -70,7 +71,7 @@ def _read_starcoder2(config: Config) -> Table:
 
 def _read_jais2(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     ffn = non_gated_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
+from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
 from ..gpt.gpt import non_gated_ffn
 
 
 def _read_bitnet(config: Config) -> Table:
     """Reads BitNet, with a norm before each sublayer's output projection."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, sub_norm=norm, **attention_biases(config))
     return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
 def _read_nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_order="after_rope")
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, norm_order="after_rope"))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 

@@ -16,10 +16,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     kinds_with_nth_full,
@@ -46,10 +45,6 @@ def _parallel_decoder(
     return decoder(config, block, norm, stack=stack)
 
 
-def _attention_biases(config: Config) -> Table:
-    return biases(config.flag("attention_bias"), *QKVO)
-
-
 def _layer_norm(config: Config) -> Table:
     return layernorm(config.number("layer_norm_eps"), bias=False, float32_product=True)
 
@@ -59,7 +54,7 @@ def _read_cohere(config: Config) -> Table:
     qk_norms = (
         qk_norm_fields(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
     )
-    return _parallel_decoder(config, attention(config, **_attention_biases(config), **qk_norms), glu(config), norm)
+    return _parallel_decoder(config, attention(config, **attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _read_cohere2(config: Config) -> Table:
@@ -67,7 +62,7 @@ def _read_cohere2(config: Config) -> Table:
     layer_kinds = kinds_with_nth_full(
         config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 4
     )
-    mixer = attention(config, **_attention_biases(config))
+    mixer = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
         del mixer["position"]
     return _parallel_decoder(
@@ -124,7 +119,7 @@ def _read_cohere2_moe(config: Config) -> Table:
     )
     return _parallel_decoder(
         config,
-        attention(config, **_attention_biases(config)),
+        attention(config, **attention_biases(config)),
         experts,
         norm,
         {"variants": layer_variants, **kind_pattern},
@@ -149,17 +144,15 @@ def _read_cohere_compass(config: Config) -> Table:
         layer_kinds,
     )
     return _parallel_decoder(
-        config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
+        config, attention(config, **attention_biases(config)), glu(config), _layer_norm(config), stack
     )
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     model_max_length cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
     use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding norm_topk_prob
     shared_expert_combination_strategy
-    """
-)
+    """)
 
 
 def _rms_eps(config_values: ConfigValues) -> float:

@@ -10,9 +10,9 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     IDLE_CROSS_ATTENTION,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -30,9 +30,7 @@ def _read_evolla(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", hidden_size, heads)
-    block = layer_table(
-        attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
-    )
+    block = layer_table(attention(config, **attention_biases(config)), glu(config, config.flag("mlp_bias")), norm)
     cross_attention = {
         "num_attention_heads": heads,
         **biases(True, "q_bias", "k_bias", "v_bias"),

@@ -65,9 +65,7 @@ def _read_exaone_moe(config: Config) -> Table:
         ["dense" if layer < dense_layer_count else "sparse" for layer in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
-        raise config.error(
-            "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
-        )
+        raise config.field_error("is_moe_layer", "the same layers as mlp_layer_types or first_k_dense_replace")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
@@ -101,12 +99,10 @@ def _read_exaone_moe(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     mtp_loss_scaling_factor mtp_share_layers mtp_sliding_windows scoring_func topk_method n_group topk_group
     norm_topk_prob routed_scaling_factor cache_implementation
-    """
-)
+    """)
 
 FAMILIES = {
     "exaone4": Family(_read_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),

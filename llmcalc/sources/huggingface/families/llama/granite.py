@@ -18,10 +18,9 @@ from ...config import Config, is_number
 from ...family import EVERY, Family, Modules, Quirks, module_names
 from ...parts import (
     FULL_OR_SLIDING,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -45,7 +44,7 @@ def _decoder_with_attention(
     **attention_fields: Any,
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
+    mixer = attention(config, **attention_biases(config), **attention_fields)
     return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
 
 

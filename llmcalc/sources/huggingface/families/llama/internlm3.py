@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases
+from ...parts import QKVO, Table, attention, attention_biases, biases
 from .llama import llama_decoder
 
 
@@ -19,13 +19,9 @@ def _read_internlm3(config: Config) -> Table:
 
 
 def _read_iquestcoder(config: Config) -> Table:
-    if config.has("use_sliding_window"):
-        config.require("use_sliding_window", False)
-    if config.has("clip_qkv"):
-        config.require("clip_qkv", None)
-    return llama_decoder(
-        config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
-    )
+    config.require_if_present("use_sliding_window", False)
+    config.require_if_present("clip_qkv", None)
+    return llama_decoder(config, attention(config, **attention_biases(config)), config.flag("mlp_bias"))
 
 
 FAMILIES = {

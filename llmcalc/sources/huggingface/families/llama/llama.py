@@ -10,9 +10,9 @@ from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -64,9 +64,7 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
 
 
 def _read_llama(config: Config) -> Table:
-    return llama_decoder(
-        config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
-    )
+    return llama_decoder(config, attention(config, **attention_biases(config)), config.flag("mlp_bias"))
 
 
 def _read_mistral(config: Config) -> Table:
@@ -83,7 +81,7 @@ def _read_qwen3(config: Config) -> Table:
         config,
         attention(
             config,
-            **biases(config.flag("attention_bias"), *QKVO),
+            **attention_biases(config),
             **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))),
         ),
     )

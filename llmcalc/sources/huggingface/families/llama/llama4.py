@@ -13,18 +13,16 @@ from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, op_of_all_experts
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
     moe,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
@@ -76,13 +74,12 @@ def _read_llama4_text(config: Config) -> Table:
         f"{attention_range}_{position_kind}"
         for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
     ]
-    return decoder(
+    return decoder_of_kinds(
         config,
         block,
         norm,
-        stack=stack_of_combined_kinds(
-            (layer_kinds, attention_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
-        ),
+        (layer_kinds, attention_changes),
+        (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}}),
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -29,7 +29,7 @@ from ...writes import UNPADDED
 
 def _read_olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
@@ -38,7 +38,7 @@ def _decoder_with_qk_norm(
 ) -> Table:
     """Returns a decoder with RMSNorm and with QK-norm over all heads together. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
     return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
 
 

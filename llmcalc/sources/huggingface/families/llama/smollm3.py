@@ -13,9 +13,9 @@ from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -62,16 +62,14 @@ def _read_smollm3(config: Config) -> Table:
         layer_variants[layer_kinds[-1]] = {
             "attention": {**window_fields, **({} if rope_by_layer[layer] else {"position": "none"})}
         }
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return _pre_norm_decoder(
         config, mixer, glu(config, config.flag("mlp_bias")), {"variants": layer_variants, **layer_pattern(layer_kinds)}
     )
 
 
 def _read_seed_oss(config: Config) -> Table:
-    mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKV), **biases(config.flag("attention_out_bias"), "o_bias")
-    )
+    mixer = attention(config, **attention_biases(config, QKV), **biases(config.flag("attention_out_bias"), "o_bias"))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
@@ -79,16 +77,14 @@ def _read_arcee(config: Config) -> Table:
     activation = config.choice(ACTIVATIONS, "hidden_act")
     return _pre_norm_decoder(
         config,
-        attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        attention(config, **attention_biases(config)),
         mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias")),
     )
 
 
 def read_apertus(config: Config) -> Table:
     activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
-    mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
     return _pre_norm_decoder(config, mixer, mlp(config.integer("intermediate_size"), activation, bias=False))
 
 
@@ -98,7 +94,7 @@ def _read_helium(config: Config) -> Table:
         "head_dim",
         config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")),
     )
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
+    mixer = attention(config, **attention_biases(config, QKV))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")), float32_product=True)
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 from ...family import Family, Quirks, field_names
 from ..seq2seq.fast_conformer import ENCODER_MODULES as PARAKEET
 
-OF_LLAVA = field_names(
-    """
+OF_LLAVA = field_names("""
     freeze_mm_mlp_adapter image_aspect_ratio image_grid_pinpoints mm_projector_type mm_use_im_patch_token
     mm_use_im_start_end mm_use_im_video_token mm_vision_select_feature mm_vision_select_layer tune_mm_mlp_adapter
     use_mm_proj
-    """
-)
+    """)
 """Fields of the original LLaVA code in its flat configs, which change no count of the text model."""
 
 LLAVA_TOWERS = {

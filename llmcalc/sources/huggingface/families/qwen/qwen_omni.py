@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, attention, biases, qk_norm_fields, rmsnorm
+from ...parts import QKV, Table, attention, attention_biases, biases, qk_norm_fields, rmsnorm
 from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
 from ..llama.llama import llama_decoder
 
@@ -17,9 +17,7 @@ from ..llama.llama import llama_decoder
 def _read_qwen3_omni_moe_text(config: Config) -> Table:
     """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
     config.require("sliding_window", None)
-    mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
     return qwen_moe_decoder(config, config.count("num_experts"), mixer, {})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, QKVO, Table, attention, biases, qk_norm_fields, rmsnorm
+from ...parts import QKV, Table, attention, attention_biases, biases, qk_norm_fields, rmsnorm
 from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
 from ..llama.llama import llama_decoder
 
@@ -19,21 +19,17 @@ def _read_qwen2_vl_text(config: Config) -> Table:
 
 
 def _qwen3(config: Config) -> Table:
-    return attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    )
+    return attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
 
 
 def read_qwen3_vl_moe_text(config: Config) -> Table:
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
-OF_WRAPPER = field_names(
-    """
+OF_WRAPPER = field_names("""
     image_token_id image_token_index video_token_id vision_config vision_end_token_id vision_start_token_id
     vision_token_id
-    """
-)
+    """)
 
 FAMILIES = {
     "qwen2_vl": Family(None, text_type="qwen2_vl_text", tying_source="either", tower_file="qwen"),

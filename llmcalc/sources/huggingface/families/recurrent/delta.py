@@ -19,6 +19,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     dense_or_moe_kinds,
@@ -288,9 +289,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         linear_value_head_dim=config.optional_integer("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
-    full_attention = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_scope="projection")
-    )
+    full_attention = attention(config, **attention_biases(config), **qk_norm_fields(norm, norm_scope="projection"))
     if not _has_rope(config):
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}
@@ -313,29 +312,23 @@ def _has_rope(config: Config) -> bool:
     ) is not None
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     attn_output_gate mamba_ssm_dtype mlp_only_layers mtp_use_dedicated_embeddings norm_topk_prob output_gate_type
     partial_rotary_factor
-    """
-)
+    """)
 
-ROUTING = field_names(
-    """
+ROUTING = field_names("""
     head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob
     num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
-    """
-)
+    """)
 """Fields that choose the experts, and fields that Kimi Linear ignores."""
 
-OF_LING = field_names(
-    """
+OF_LING = field_names("""
     embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
     moe_router_enable_expert_bias moe_shared_expert_intermediate_size no_kda_lora num_nextn_predict_layers qk_head_dim
     rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias use_rmsnorm
     use_sliding_window
-    """
-)
+    """)
 """Fields of Ling's checkpoints that its class does not have."""
 
 KIMI_NAMES = {

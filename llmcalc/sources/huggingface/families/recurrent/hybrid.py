@@ -11,10 +11,9 @@ from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     listed_kinds,
@@ -65,7 +64,7 @@ def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     heads, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.error("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
@@ -149,9 +148,7 @@ def _read_bamba(config: Config) -> Table:
     ffn = dense_ffn(config, config.flag("mlp_bias"))
     attention_layers = set() if config.get("attn_layer_indices") is None else set(config.integers("attn_layer_indices"))
     mixers = {
-        "attention": hybrid_attention(
-            config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO)
-        ),
+        "attention": hybrid_attention(config, position=rope(config, 0.5), **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
@@ -173,7 +170,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
-        "attention": hybrid_attention(config, **position, **biases(config.flag("attention_bias"), *QKVO)),
+        "attention": hybrid_attention(config, **position, **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
@@ -193,21 +190,19 @@ def _read_falcon_h1(config: Config) -> Table:
     )
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
-        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        "attention": attention(config, **attention_biases(config)),
         "state_space": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)
 
 
-MULTIPLIERS = field_names(
-    """
+MULTIPLIERS = field_names("""
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
     key_multiplier attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
     z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb normalization_function mamba_dt_rank
     mlp_expansion_factor num_local_experts num_experts_per_tok partial_rotary_factor
-    """
-)
+    """)
 
 
 def _first_layer_index(layer_indices: list[int]) -> int:

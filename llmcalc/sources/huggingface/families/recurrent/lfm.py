@@ -13,10 +13,9 @@ from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     layer_table,
     listed_kinds,
@@ -114,7 +113,7 @@ def _read_lfm2_moe(config: Config) -> Table:
 def _read_lfm3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
+    mixers = _mixer_tables(config, norm, **output_gate, **attention_biases(config))
     mixers["sliding"] = {
         **mixers["full"],
         **(
@@ -135,13 +134,11 @@ def _read_lfm3(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-UNUSED = field_names(
-    """
+UNUSED = field_names("""
     block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
     block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
-    """
-)
+    """)
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 

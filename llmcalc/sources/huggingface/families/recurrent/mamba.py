@@ -64,8 +64,7 @@ def read_mamba2(config: Config) -> Table:
         "type": "mamba2",
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": config.integer("state_size"),
-        "n_groups": config.integer("n_groups"),
+        **config.integer_fields("state_size", "n_groups"),
     }
     bias_fields = {
         "use_bias": config.flag("use_bias"),
@@ -73,8 +72,7 @@ def read_mamba2(config: Config) -> Table:
         "use_conv_bias": config.flag("use_conv_bias"),
     }
     other_fields = {
-        "conv_kernel": config.integer("conv_kernel"),
-        "chunk_size": config.integer("chunk_size"),
+        **config.integer_fields("conv_kernel", "chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     return _state_space_decoder(
@@ -82,14 +80,12 @@ def read_mamba2(config: Config) -> Table:
     )
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     time_step_rank time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor time_step_limit
     rescale_prenorm_residual residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan rms_norm
     norm_before_gate fused_add_norm pad_vocab_size_multiple ssm_cfg d_inner d_model n_layer intermediate_size
     use_mamba_kernels mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor num_logits_to_keep
-    """
-)
+    """)
 """Fields of initialisation, clamping of Δ and choice of kernel, and field names of other implementations, which the
 classes ignore.
 """

@@ -14,11 +14,10 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
-    QKVO,
     Table,
     add_prediction,
     attention,
-    biases,
+    attention_biases,
     decoder,
     float32_rmsnorm,
     layer_table,
@@ -54,7 +53,7 @@ KINDS = {
 
 def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
-    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 
@@ -113,10 +112,6 @@ def _moe(config: Config, activation: str) -> Table:
         **latent_field,
         **router_fields,
     )
-
-
-def _read_nemotron_h(config: Config) -> Table:
-    return single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)])
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
@@ -197,7 +192,7 @@ FAMILIES = {
         field_writers=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
-        _read_nemotron_h,
+        lambda config: single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)]),
         {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}

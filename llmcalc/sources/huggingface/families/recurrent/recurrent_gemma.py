@@ -13,7 +13,7 @@ from ...parts import (
     QKV,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -37,7 +37,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
         position=rope(config, 0.5),
         sliding_window=window,
         o_bias=True,
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
     )
     recurrent_mixer: Table = {
         "type": "rglru",
@@ -55,7 +55,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
     block: Table = layer_table(local_attention, ffn, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
-        raise config.error("block_types", config.get("block_types"), "a list of recurrent and attention")
+        raise config.field_error("block_types", "a list of recurrent and attention")
     layer_kinds = (block_types * depth)[:depth]
     layer_variants = {"recurrent": {"attention": recurrent_mixer}, "attention": {}}
     return decoder(config, block, norm, stack=stack_of_variants(layer_variants, layer_kinds))

@@ -53,19 +53,15 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     """
     inner_width = floor(hidden_size * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
-        raise config.error(
-            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden_size}"
-        )
+        raise config.field_error(factor_field, f"a factor that makes a multiple of 64 of hidden_size {hidden_size}")
     return config.quotient("num_heads", inner_width, heads)
 
 
-RUNNING = field_names(
-    """
+RUNNING = field_names("""
     head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
     cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
     logit_soft_cap mlstm_round_up_to_multiple_of
-    """
-)
+    """)
 """Fields that choose how the model runs, and a norm that the class always has."""
 
 

@@ -52,11 +52,7 @@ def _hybrid_decoder(
     """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
-        raise config.error(
-            "layers_block_type",
-            config.get("layers_block_type"),
-            f"{depth} times mamba or hybrid, as num_hidden_layers says",
-        )
+        raise config.field_error("layers_block_type", f"{depth} times mamba or hybrid, as num_hidden_layers says")
     mixer_fields = layer_table(mixer, NONE, norm)
     hybrid_indices = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
     name_by_layer = {
@@ -87,9 +83,7 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose input and heads have twice the model's width."""
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
-        raise config.error(
-            "attention_hidden_size", config.get("attention_hidden_size"), f"2 × hidden_size = {double_width}"
-        )
+        raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
     return attention(
         config, head_dim=config.optional_integer("attention_head_dim") or double_width // heads, position=position
     )
@@ -138,7 +132,7 @@ def _read_zamba2(config: Config) -> Table:
     has_bias = config.flag("add_bias_linear")
     head_dim = config.quotient("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
-        raise config.error("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_headdim", f"{channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
@@ -154,11 +148,7 @@ def _read_zamba2(config: Config) -> Table:
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     double_head_dim = config.quotient("num_attention_heads", double_width, heads)
     if (config.optional_integer("attention_head_dim") or double_head_dim) != double_head_dim:
-        raise config.error(
-            "attention_head_dim",
-            config.get("attention_head_dim"),
-            f"2 × hidden_size / num_attention_heads = {double_head_dim}",
-        )
+        raise config.field_error("attention_head_dim", f"2 × hidden_size / num_attention_heads = {double_head_dim}")
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
         hybrid_ids = config.integers("hybrid_layer_ids")
@@ -166,10 +156,8 @@ def _read_zamba2(config: Config) -> Table:
             raise config.error("hybrid_layer_ids", hybrid_ids, "ascending numbers of layers")
     has_adapters = config.flag("use_shared_attention_adapter")
     if has_adapters and shared_attention.get("num_key_value_heads") is not None:
-        raise config.error(
-            "num_key_value_heads",
-            config.get("num_key_value_heads"),
-            "num_attention_heads: an attention adapter is as wide as the queries",
+        raise config.field_error(
+            "num_key_value_heads", "num_attention_heads: an attention adapter is as wide as the queries"
         )
     ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size"))
     ffn |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
@@ -187,14 +175,12 @@ def _read_zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
-OTHER = IGNORED | field_names(
-    """
+OTHER = IGNORED | field_names("""
     kv_channels num_query_groups use_long_context use_mem_eff_path sliding_window n_layer ffn_hidden_size num_layers
     state_size attn_layer_period attn_layer_offset adapter_rank expert_layer_period expert_layer_offset
     use_shared_mlp_adapter head_dim use_conv_bias mamba_dt_rank ft_lora use_shared_block_lora lora_rank vocab_pad
     gated_linear_unit hybrid_layer_ids state_rank use_shared_attention_lora
-    """
-)
+    """)
 
 
 def _layer_kinds(config_values: ConfigValues) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, glu, layer_table, rmsnorm, rope, stack_of_combined_kinds
+from ...parts import Table, decoder_of_kinds, glu, layer_table, rmsnorm, rope
 
 
 def _read_baichuan_m1(config: Config) -> Table:
@@ -26,7 +26,7 @@ def _read_baichuan_m1(config: Config) -> Table:
         layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
     layer_kinds = ["sliding" if layer in sliding_indices else "full" for layer in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:

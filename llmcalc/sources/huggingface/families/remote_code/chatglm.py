@@ -71,14 +71,12 @@ FAMILIES = {
             "post_layer_norm": True,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm bias_dropout_fusion
             fp32_residual_connection gmask_token_id interleaved_qkv multi_query_group_num original_rope
             position_encoding_2d prefix_projection quantization_bit rope_ratio seq_length boi_token_id
             eoi_token_id vision_config
-            """
-        ),
+            """),
         uncounted_fields={"pre_seq_len": "the weights of a trained prefix of {} tokens are not counted"},
         tower_class_prefixes="ChatGLM",
         tower_file="published_code",

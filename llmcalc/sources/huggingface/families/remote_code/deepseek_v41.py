@@ -18,12 +18,14 @@ MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_r
 
 def _read_deepseek_v41_text(config: Config) -> Table:
     uncounted_prediction(config)
-    config.require("n_shared_experts", 1)
-    config.require("num_key_value_heads", 1)
-    config.require("attention_bias", False)
-    config.require("scoring_func", "sqrtsoftplus")
-    config.require("hidden_act", "silu")
-    config.require("tie_word_embeddings", False)
+    config.require_fields(
+        n_shared_experts=1,
+        num_key_value_heads=1,
+        attention_bias=False,
+        scoring_func="sqrtsoftplus",
+        hidden_act="silu",
+        tie_word_embeddings=False,
+    )
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     stream_count = config.integer("hc_mult")
@@ -65,7 +67,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     index_topk, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
-    indexer_table: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
+    indexer_table: Table = config.integer_fields("index_n_heads", "index_head_dim")
     indexer_table["index_topk"] = index_topk
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
@@ -125,7 +127,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
 
 
 def _candidate_blocks(config: Config) -> Table:
-    return {field_name: config.integer(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
+    return config.integer_fields("candidate_topk_blocks", "candidate_block_size")
 
 
 def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
@@ -142,7 +144,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         )
     head_count = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
     if head_count < 1:
-        raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
+        raise config.field_error("engram_max_ngram_size", "2 or more")
     common_fields = {
         "ngram_heads": head_count,
         "ngram_head_dim": config.integer("engram_head_dim"),
@@ -199,14 +201,12 @@ FAMILIES = {
     "deepseek_v41_text": Family(
         _read_deepseek_v41_text,
         DEFAULTS,
-        field_names(
-            """
+        field_names("""
             compress_rope_theta dspark_block_size dspark_markov_rank dspark_n_routed_experts dspark_noise_token_id
             dspark_num_experts_per_tok dspark_target_layer_ids engram_compressed_vocab_size engram_pad_token_id
             engram_vocab_size expert_dtype gate_temp hc_eps norm_topk_prob routed_scaling_factor swiglu_limit
             topk_method
-            """
-        ),
+            """),
         source=VLLM,
     ),
     "deepseek_v41": Family(

@@ -17,9 +17,9 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     encoder,
     glu,
@@ -44,8 +44,7 @@ def _read_llada(config: Config) -> Table:
     config.notes.append(STEPS)
     if config.has("num_experts"):
         return _read_llada_moe(config)
-    config.require("block_type", "llama")
-    config.require("layer_norm_type", "rms")
+    config.require_fields(block_type="llama", layer_norm_type="rms")
     for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
         config.require(field_name, None, False)
     config.require("rope", True)
@@ -54,7 +53,7 @@ def _read_llada(config: Config) -> Table:
     config.fields_read.add("mlp_ratio")
     ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
     if ffn_width > LARGEST:
-        raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
+        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(has_qkv_bias, *QKV), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
@@ -68,7 +67,7 @@ def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     mixer = attention(
         config,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
     )
     shared_width = config.optional_integer("shared_expert_intermediate_size")
@@ -114,21 +113,17 @@ def _read_rnd1(config: Config) -> Table:
     return model_fields
 
 
-BLOCKS = field_names(
-    """
+BLOCKS = field_names("""
     bd_size block_length block_size debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint
     sliding_window use_deepep use_sliding_window
-    """
-)
+    """)
 """Fields of training and sampling in blocks."""
 
-NEMOTRON = field_names(
-    """
+NEMOTRON = field_names("""
     ar_loss_weight default_diffusion_min_threshold default_diffusion_sampler default_diffusion_sampling_scaling_factor
     default_diffusion_steps default_diffusion_threshold default_generation_mode dlm_loss_weight dlm_paradigm
     dp_varying_mask_ratio
-    """
-)
+    """)
 """Fields of Nemotron Labs Diffusion's training and sampling."""
 
 QWEN: dict[str, Any] = {
@@ -168,14 +163,12 @@ FAMILIES = {
             "moe_layer_freq": 1,
         },
         BLOCKS
-        | field_names(
-            """
+        | field_names("""
             activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
             flash_attention init_cutoff_factor init_device init_fn layer_norm_with_affine multi_query_attention
             moe_router_enable_expert_bias moe_router_score_function moe_router_topk_scaling_factor norm_topk_prob
             precision rope_full_precision routed_scaling_factor router_num_group router_topk_group scale_logits
-            """
-        ),
+            """),
         aliases=OLMO_NAMES,
         generates_text=True,
         source=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",

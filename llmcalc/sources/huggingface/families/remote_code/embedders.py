@@ -18,6 +18,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     encoder,
     glu,
@@ -141,7 +142,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
 
 
 def _read_llama_bidirec(config: Config) -> Table:
-    bias = biases(config.flag("attention_bias"), *QKVO)
+    bias = attention_biases(config)
     return _without_mask(config, attention(config, **bias), glu(config, config.flag("mlp_bias")))
 
 
@@ -250,14 +251,12 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         OLD
-        | field_names(
-            """
+        | field_names("""
             dense_seq_output ffn_div fused_bias_fc fused_dropout_add_ln max_trained_positions
             moe_normalize_expert_weights moe_resid_pdrop pad_vocab_to_multiple_of parallel_block_tied_norm
             reorder_and_upcast_attn rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_xentropy
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "n_embd",
             "num_attention_heads": "n_head",
@@ -306,25 +305,21 @@ FAMILIES = {
         text_type="jina_embeddings_v3",
         tying_source="text",
         uncounted_fields={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
             lora_rank matryoshka_dimensions position_embedding_type rotary_emb_base task_instructions truncate_dim
             use_reentrant
-            """
-        ),
+            """),
         source=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
     ),
     "new": Family(
         None,
         text_type="gte",
         tying_source="text",
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             layer_norm_type logn_attention_clip1 logn_attention_scale pack_qkv position_embedding_type unpad_inputs
             use_memory_efficient_attention
-            """
-        ),
+            """),
         source=f"{HUB}Alibaba-NLP/new-impl modeling.py",
     ),
 }

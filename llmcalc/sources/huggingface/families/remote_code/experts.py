@@ -13,11 +13,12 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     QKV,
-    QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
+    decoder_of_kinds,
     full_rope,
     glu,
     layer_table,
@@ -25,7 +26,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
@@ -38,7 +38,7 @@ def _read_deepseek(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
 
@@ -67,9 +67,13 @@ def ling_rope(config: Config) -> Table:
     return position
 
 
-def ling_experts(config: Config) -> Table:
+def ling_experts(config: Config, shared_expert_count: int | None = None) -> Table:
+    """Returns Ling's experts. shared_expert_count: by default that of the config, if its flag says that it has any."""
     expert_width = config.integer("moe_intermediate_size")
-    shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+    if shared_expert_count is None:
+        shared_expert_count = (
+            config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+        )
     shared_width = (
         config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
     ) * shared_expert_count
@@ -117,15 +121,13 @@ def _read_bailing_linear(config: Config) -> Table:
     block = layer_table(linear_attention, experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
 
 
 def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
@@ -145,7 +147,7 @@ def _read_klear(config: Config) -> Table:
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
     }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _read_hunyuan(config: Config) -> Table:
@@ -154,7 +156,7 @@ def _read_hunyuan(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     ffn_width = config.integer("intermediate_size")
     qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
+    mixer = attention(config, **attention_biases(config), **qk_norms)
     sharing_period = config.integer("cla_share_factor") if config.flag("use_cla") else 1
     if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
@@ -173,7 +175,7 @@ def _read_hunyuan(config: Config) -> Table:
     layer_configs: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
     block = layer_table(mixer, ffn, norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
@@ -219,9 +221,7 @@ def _read_arctic(config: Config) -> Table:
     layer_configs: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
     if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
-    return decoder(
-        config, {**block, "feed_forward": dense_ffn}, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs))
-    )
+    return decoder_of_kinds(config, {**block, "feed_forward": dense_ffn}, norm, (layer_kinds, layer_configs))
 
 
 def _read_grok_2(config: Config) -> Table:
@@ -258,18 +258,7 @@ def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (
-        config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
-    ) * shared_expert_count
-    router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=shared_width) if shared_expert_count else None,
-        **router,
-    )
+    experts = ling_experts(config, config.count("num_shared_experts"))
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
 
 
@@ -291,7 +280,7 @@ def _read_smallthinker(config: Config) -> Table:
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
         layer_configs[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
@@ -330,13 +319,11 @@ LING: dict[str, Any] = {
     "moe_router_enable_shared_expert": True,
     "first_k_dense_replace": 0,
 }
-LING_IGNORED = ROUTING | field_names(
-    """
+LING_IGNORED = ROUTING | field_names("""
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
     moe_router_topk_scaling_factor mtp_loss_scaling_factor norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
-    """
-)
+    """)
 
 FAMILIES = {
     "deepseek": Family(
@@ -411,12 +398,10 @@ FAMILIES = {
             "use_residual": False,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
-            """
-        ),
+            """),
         source=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
@@ -429,13 +414,11 @@ FAMILIES = {
             "residual_moe": False,
             "attn_logit_softcapping": 30.0,
         },
-        field_names(
-            """
+        field_names("""
             attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
             global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head rope_type
             router_logit_softcapping sliding_window_size
-            """
-        ),
+            """),
         source=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
@@ -457,12 +440,10 @@ FAMILIES = {
     "smallthinker": Family(
         _read_smallthinker,
         {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
-        field_names(
-            """
+        field_names("""
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
-            """
-        ),
+            """),
         source="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),
     "minimax_m1": Family(

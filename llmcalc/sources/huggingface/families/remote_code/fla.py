@@ -15,19 +15,7 @@ from .....components.base import LARGEST
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import (
-    ACTIVATIONS,
-    QKV,
-    Table,
-    biases,
-    decoder,
-    glu,
-    layer_table,
-    qk_norm_fields,
-    rmsnorm,
-    rope,
-    stack_of_combined_kinds,
-)
+from ...parts import ACTIVATIONS, QKV, Table, biases, decoder_of_kinds, glu, layer_table, qk_norm_fields, rmsnorm, rope
 from ..recurrent.delta import gated_delta_net, kda
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
@@ -41,8 +29,7 @@ def _read_transformer(config: Config) -> Table:
 
 def _read_gated_deltanet(config: Config) -> Table:
     """Reads gated DeltaNet with the output gate and the convolution that published models have."""
-    config.require("use_gate", True)
-    config.require("use_short_conv", True)
+    config.require_fields(use_gate=True, use_short_conv=True)
     heads, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     value_expansion = config.number("expand_v")
     value_dim = int(key_dim * value_expansion)
@@ -85,8 +72,7 @@ def _read_retnet(config: Config) -> Table:
 
 
 def _read_gla(config: Config) -> Table:
-    config.require("use_short_conv", False)
-    config.require("clamp_min", None)
+    config.require_fields(use_short_conv=False, clamp_min=None)
     return _decoder(config, {"type": "gated_linear_attention", **_linear_attention(config)})
 
 
@@ -110,8 +96,7 @@ def _linear_attention(config: Config) -> Table:
 
 def _read_hgrn2(config: Config) -> Table:
     """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
-    config.require("use_short_conv", False)
-    config.require("elementwise_affine", True)
+    config.require_fields(use_short_conv=False, elementwise_affine=True)
     hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
@@ -178,8 +163,7 @@ def _read_samba(config: Config) -> Table:
 
 def _read_mamba2(config: Config) -> Table:
     """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
-    config.require("rmsnorm", True)
-    config.require("D_has_hdim", False)
+    config.require_fields(rmsnorm=True, D_has_hdim=False)
     if config.has("num_heads"):
         return read_mamba2(config)
     inner_size, head_dim = config.integer("expand") * config.integer("hidden_size"), config.integer("head_dim")
@@ -205,11 +189,10 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
         for layer in attention_config.integers("layers"):
             if layer >= len(layer_kinds) or layer_kinds[layer] not in ("mixer", "first"):
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
-                raise attention_config.error("layers", attention_config.get("layers"), expected_text)
+                raise attention_config.field_error("layers", expected_text)
             layer_kinds[layer] = attention_kind
         attention_config.finish(frozenset(), config)
-    stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))
-    return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)
+    return decoder_of_kinds(config, layer_table(mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:
@@ -284,12 +267,10 @@ COMMON: dict[str, Any] = {
 }
 """Defaults that the library's configuration classes have in common."""
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     attn_mode elementwise_affine fuse_cross_entropy fuse_linear_cross_entropy fuse_norm fuse_swiglu hidden_ratio
     norm_first use_l2warp
-    """
-)
+    """)
 """Fields that choose kernels, and a field of earlier versions that has the norm in the mixer's module."""
 
 DELTA_NET_REQUIRED: dict[str, Any] = {
@@ -336,13 +317,11 @@ STATE_SPACE: dict[str, Any] = {
 }
 """Defaults of Mamba's mixer."""
 
-OF_STEPS = field_names(
-    """
+OF_STEPS = field_names("""
     A_init_range conv_init dt_init_floor dt_init_scheme dt_limit dt_max dt_min dt_scale norm_before_gate
     rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_init_scheme time_step_limit
     time_step_max time_step_min time_step_rank time_step_scale
-    """
-)
+    """)
 """Fields of initialisation and of the range of Δ, in this and earlier versions."""
 
 

@@ -90,34 +90,28 @@ TEXT_NAMES = {
 
 NOT_COUNTED = "its encoder is not counted"
 
-LLAVA_FIELDS = OF_LLAVA | field_names(
-    """
+LLAVA_FIELDS = OF_LLAVA | field_names("""
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
     freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches
     min_num_patches mm_newline_position mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode
     mm_spatial_pool_stride mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length
     tokenizer_padding_side tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping
     use_s2 vision_tower_pretrained
-    """
-)
+    """)
 """Fields of LLaVA's encoder, projector and training."""
 
-VIDEO_FIELDS = field_names(
-    """
+VIDEO_FIELDS = field_names("""
     frame_aspect_ratio frame_grid_pinpoints llm_compress_layer_list llm_compress_type llm_image_token_ratio_list
     max_num_pixels min_slow_num_frames mm_close_init mm_llm_compress mm_local_num_frames mm_num_compress_latents
     mm_num_compress_query_type mm_pos_num_frames vision_encode_type
-    """
-)
+    """)
 """Fields of VideoChat-Flash's encoder, and of the tokens of images that its layers drop, which text has none of."""
 
-MINICPM_FIELDS = field_names(
-    """
+MINICPM_FIELDS = field_names("""
     audio_chunk_length audio_pool_step batch_3d_resampler batch_vision_input chunk_input drop_vision_last_layer
     max_slice_nums scale_resolution image_size init_audio init_tts init_vision listen_speak_type mm_use_im_start_end
     patch_size query_num slice_config slice_mode stream_input use_image_id vision_batch_size vision_encoder
-    """
-)
+    """)
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
@@ -242,12 +236,10 @@ FAMILIES = {
         text_type="qwen3",
         tying_source="text",
         tower_file="published_code",
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config vision_max_num_patches
             vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
-            """
-        ),
+            """),
         source=f"{VLLM}isaac.py",
     ),
     "youtu_vl": Family(
@@ -265,13 +257,11 @@ FAMILIES = {
             "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
             "kimia_adaptor_input_dim": NOT_COUNTED,
         },
-        ignored_fields=field_names(
-            """
+        ignored_fields=field_names("""
             kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
             kimia_mimo_transformer_from_layer_index kimia_text_output_vocab kimia_token_offset num_audio_special_tokens
             num_base_tokens use_whisper_feature
-            """
-        ),
+            """),
         source=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
     ),
     "phi4mm": Family(

@@ -118,13 +118,11 @@ FAMILIES = {
             "num_nextn_predict_layers": 0,
         },
         ROUTING
-        | field_names(
-            """
+        | field_names("""
             attention_distillation attention_type layernorm_gating_weight linear_attn_o_norm_eps
             linear_sigmoid_gate_scale linear_use_legacy_qkvz_layout linear_use_short_conv norm_topk_prob num_krope_heads
             optimizer_eps output_gate_type swiglu_limit use_mla_scaling_factor
-            """
-        ),
+            """),
         grouped_router=True,
         source=f"{VLLM}gigachat3_5.py",
     ),

@@ -91,8 +91,7 @@ def _read_phi(config: Config) -> Table:
     """
     heads, rotary_dim = config.integer("num_attention_heads"), config.integer("rotary_dim")
     for field_name in ("n_head_kv", "head_dim"):
-        if config.has(field_name):
-            config.require(field_name, None, heads)
+        config.require_if_present(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
@@ -161,7 +160,7 @@ def _checked_list(
 def _checked_width(config: Config, field: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if expected_width > LARGEST:
-        raise config.error(field, config.get(field), f"a width of at most {LARGEST}, a multiple of hidden_size")
+        raise config.field_error(field, f"a width of at most {LARGEST}, a multiple of hidden_size")
     return expected_width
 
 
@@ -279,8 +278,7 @@ def _block_part_config(config: Config, layer_index: int, block_config: Table, pa
         {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
     ).table(part_name)
     part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{field_path_prefix}{part_name}.")
-    part_config.require("replace_with_linear", False)
-    part_config.require("sparsify", None)
+    part_config.require_fields(replace_with_linear=False, sparsify=None)
     return part_config
 
 
@@ -331,13 +329,11 @@ JAIS = Family(
         "position_embedding_type": "learned",
         "tie_word_embeddings": True,
     },
-    field_names(
-        """
+    field_names("""
         alibi_scaling embeddings_scale mup_embeddings_scale mup_output_alpha mup_scale_qk_dot_by_d mup_width_scale
         reorder_and_upcast_attn scale_qk_dot_by_d summary_activation summary_first_dropout summary_proj_to_labels
         summary_type summary_use_proj width_scale
-        """
-    ),
+        """),
     aliases=GPT2_NAMES,
     source=f"{VLLM}jais.py",
 )
@@ -353,12 +349,10 @@ FAMILIES = {
             "vocab_size_lm_head": None,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             embed_dropout n_ctx scale_attn_weights summary_activation summary_first_dropout summary_proj_to_labels
             summary_type summary_use_proj
-            """
-        ),
+            """),
         aliases={**GPT2_NAMES, "hidden_size": "embed_dim", "vocab_size": "vocab_size_emb"},
         source=f"{GITHUB}hugohrban/ProGen2-finetuning/blob/main/src/models/progen/modeling_progen.py",
         dropout_fields=GPT2_DROPOUT,
@@ -374,12 +368,10 @@ FAMILIES = {
             "position_embedding_type": "learned_absolute",
             "tie_word_embeddings": True,
         },
-        field_names(
-            """
+        field_names("""
             inference_runner max_batch_size pad_key_length pre_allocate_kv_cache summary_activation
             summary_first_dropout summary_proj_to_labels summary_type summary_use_proj validate_runner_input
-            """
-        ),
+            """),
         aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
         source=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
     ),
@@ -433,15 +425,13 @@ FAMILIES = {
             "dense_attention_every_n_layers": None,
             "tie_word_embeddings": True,
         },
-        field_names(
-            """
+        field_names("""
             attention_bias attention_dropout_prob blocksparse_block_size blocksparse_homo_head_pattern
             blocksparse_num_local_blocks blocksparse_triton_kernel_block_size blocksparse_vert_stride
             embedding_dropout_prob ff_dim_multiplier ffn_dropout_prob gegelu_limit gegelu_pad_to_256 mup_attn_multiplier
             mup_embedding_multiplier mup_use_scaling mup_width_multiplier pad_sequence_to_multiple_of_64
             reorder_and_upcast_attn rope_position_scale
-            """
-        ),
+            """),
         source=f"{MLX}phi3small.py",
     ),
     "openelm": Family(

@@ -12,7 +12,7 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, rmsnorm, stack_of_combined_kinds
+from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, rmsnorm
 from ..deepseek.deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
 
 
@@ -39,9 +39,7 @@ def _read_instella_moe(config: Config) -> Table:
         )
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
     order_changes: Table = {"order": {}, "parallel": {"parallel": "separate"}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, ffn_changes), (order_kinds, order_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (ffn_kinds, ffn_changes), (order_kinds, order_changes))
 
 
 FAMILIES = {

@@ -29,9 +29,7 @@ def _read_iquest_q1(config: Config) -> Table:
     config = config.with_fields(**{field: config.defaults[field] for field in DEFAULT_IF_NULL if not config.has(field)})
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     attention: Table = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "num_key_value_heads": config.integer("num_key_value_heads"),
-        "head_dim": config.integer("head_dim"),
+        **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
         "qk_norm": {"norm": norm},
         "sink_keys": config.flag("enable_sink_attention"),
         "position": {
@@ -115,12 +113,10 @@ FAMILIES = {
             "enable_sink_attention": True,
             "num_mtp_layers": 0,
         },
-        field_names(
-            """
+        field_names("""
             attn_out_scale enable_lm_head_fp32 ffn_out_scale first_layer_attn_out_scale first_layer_ffn_out_scale
             hybrid_layer_pattern is_hybrid_swa layer_types logit_scale moe_router_dtype softmax_scale swa_rope_theta
-            """
-        ),
+            """),
         source=f"{SGLANG}iquest_q1.py",
     ),
 }

@@ -11,18 +11,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import (
-    QKV,
-    Table,
-    attention,
-    biases,
-    decoder,
-    glu,
-    layer_table,
-    listed_kinds,
-    rmsnorm,
-    stack_of_combined_kinds,
-)
+from ...parts import QKV, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
 
 LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
 JET_DEFAULTS: dict[str, Any] = {
@@ -58,7 +47,7 @@ def _read_jet_nemotron(config: Config) -> Table:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:

@@ -9,27 +9,23 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     float32_rmsnorm,
     glu,
     layer_table,
     moe,
     qk_norm_fields,
     rope,
-    stack_of_combined_kinds,
 )
 
 GATES = {"silu": "silu", "softplus": "softplus"}
-SPARSE_FIELDS = field_names(
-    """
+SPARSE_FIELDS = field_names("""
     mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok num_shared_experts
     router_score_func sliding_window
-    """
-)
+    """)
 """Fields that only layers with experts, or only windows, need."""
 
 
@@ -52,7 +48,7 @@ def _read_k2_horizon(config: Config) -> Table:
         position=rope(config, rotary_dim / head_dim),
         sliding_window=window,
         **output_gate,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
         **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
@@ -64,9 +60,7 @@ def _read_k2_horizon(config: Config) -> Table:
         for layer in range(depth)
     ]
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer}))
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, {"dense": {}, "moe": sparse_layer}))
 
 
 def _sparse_layer(config: Config, expert_count: int) -> Table:

@@ -11,10 +11,9 @@ from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    QKVO,
     Table,
     attention,
-    biases,
+    attention_biases,
     decoder,
     float32_rmsnorm,
     glu,
@@ -55,7 +54,7 @@ def _read_lara_mini(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     full_attention: Table = {
         "type": "attention",
-        **attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)),
+        **attention(config, **attention_biases(config), **qk_norm_fields(norm)),
     }
     mixers: Table = {
         "linear": gated_delta_net(config),

@@ -13,16 +13,7 @@ from ...class_defaults import class_defaults
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import (
-    Table,
-    decoder,
-    dense_or_moe_kinds,
-    glu,
-    layer_table,
-    rmsnorm,
-    stack_of_combined_kinds,
-    uncounted_prediction,
-)
+from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, rmsnorm, uncounted_prediction
 from ..deepseek.deepseek import LATENT, latent_attention
 from ..recurrent import delta
 from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
@@ -39,9 +30,7 @@ def _read_ling_2_5(config: Config) -> Table:
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}
     ffn_changes: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, has_bias)}}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
-    )
+    return decoder_of_kinds(config, block, norm, (mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
 
 
 FAMILIES = {
@@ -49,12 +38,10 @@ FAMILIES = {
         _read_ling_2_5,
         {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
         (LING_IGNORED - {"intermediate_size"})
-        | field_names(
-            """
+        | field_names("""
             gated_attention_proj_granularity_type group_norm_size head_dim linear_rope num_key_value_heads
             num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
-            """
-        ),
+            """),
         aliases={"linear_silu": "use_linear_silu"},
         grouped_router=True,
         source=f"{VLLM}bailing_moe_linear.py",

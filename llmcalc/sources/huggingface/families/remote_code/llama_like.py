@@ -18,6 +18,7 @@ from ...parts import (
     QKVO,
     Table,
     attention,
+    attention_biases,
     biases,
     decoder,
     glu,
@@ -79,13 +80,12 @@ def _read_minicpm(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {short_repr(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
-    model_fields = llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    model_fields = llama_decoder(config, attention(config, **attention_biases(config)))
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
         model_fields["decoder"]["block"]["feed_forward"] = experts
     if config.has("start_layer"):  # BAAI's reranker, LayerWiseMiniCPMForCausalLM
-        config.require("head_type", "simple")
-        config.require("head_multi", True)
+        config.require_fields(head_type="simple", head_multi=True)
         model_fields["head"] = scores_of_layers(config, model_fields["head"])
     return model_fields
 
@@ -93,26 +93,26 @@ def _read_minicpm(config: Config) -> Table:
 def _read_mobilellm(config: Config) -> Table:
     """Reads MobileLLM: `share_embedding` ties the head; weight sharing of adjacent layers is not supported."""
     config.require("layer_sharing", False)
-    return llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    return llama_decoder(config, attention(config, **attention_biases(config)))
 
 
 def _read_telechat3(config: Config) -> Table:
     """Reads TeleChat 3, whose layers are Llama's."""
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
 def _read_maincoder(config: Config) -> Table:
     """Reads Maincoder: Qwen3's layers."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     return llama_decoder(config, mixer)
 
 
 def _read_instella(config: Config) -> Table:
     """Reads Instella: Llama's layers with norms over all heads of the queries and over all heads of the keys."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
     return llama_decoder(config, mixer)
 
 
@@ -130,7 +130,7 @@ def _read_wedlm(config: Config) -> Table:
     """Reads WeDLM: Qwen3's layers with `qk_norm`, Qwen2's without; `attention_bias` has no effect on the output."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     norms_of_heads = qk_norm_fields(norm) if config.flag("qk_norm") else {}
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **norms_of_heads)
+    mixer = attention(config, **attention_biases(config, QKV), **norms_of_heads)
     stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
     return decoder(config, layer_table(mixer, glu(config), norm), norm, stack=stack)
 
@@ -219,7 +219,7 @@ def _read_exaone(config: Config) -> Table:
 
 def _read_step1(config: Config) -> Table:
     """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
-    mixer = attention(config, position={"type": "alibi"}, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, position={"type": "alibi"}, **attention_biases(config))
     return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
@@ -228,7 +228,7 @@ def _read_solar(config: Config) -> Table:
 
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
@@ -346,12 +346,10 @@ FAMILIES = {
     "gpt_refact": Family(
         _read_refact,
         {"layer_norm_epsilon": 1e-5, "head_dim": None, "tie_word_embeddings": False},
-        field_names(
-            """
+        field_names("""
             activation_function attention_bias_in_fp32 attention_softmax_in_fp32 attn_pdrop embd_pdrop multi_query
             n_inner resid_pdrop scale_attention_softmax_in_fp32 scale_attn_weights
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",

@@ -55,9 +55,7 @@ def _attention(config: Config, attention_config: Config, norm: Table, has_bias: 
     if heads % kv_heads:
         raise attention_config.error("kv_n_heads", kv_heads, f"a divisor of {heads}")
     attention_config.require("kv_n_heads", None, kv_heads)
-    attention_config.require("kv_dim", None)
-    attention_config.require("reuse_kv_layer_idx", None)
-    attention_config.require("reuse_kv_x_layer_idx", None)
+    attention_config.require_fields(kv_dim=None, reuse_kv_layer_idx=None, reuse_kv_x_layer_idx=None)
     mixer: Table = {"num_attention_heads": heads, "head_dim": head_dim}
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
@@ -113,12 +111,10 @@ ATTENTION: dict[str, Any] = {
     "reuse_kv_layer_idx": None,
     "reuse_kv_x_layer_idx": None,
 }
-OF_ATTENTION = field_names(
-    """
+OF_ATTENTION = field_names("""
     alibi_bias_max attn_impl attn_logit_softcapping attn_pdrop attn_temperature_tuning attn_uses_sequence_id clip_qkv
     fused_qkv nope prefix_lm rope_dail_config rope_hf_config rope_impl rope_theta seq_parallel_world_size softmax_scale
-    """
-)
+    """)
 
 FAMILIES = {
     "llm_foundry_mpt": Family(
@@ -139,12 +135,10 @@ FAMILIES = {
             "block_overrides": None,
             "tie_word_embeddings": True,
         },
-        field_names(
-            """
+        field_names("""
             emb_pdrop embedding_fraction expansion_ratio fc_type final_logit_softcapping init_config init_device
             learned_pos_emb logit_scale resid_pdrop tokenizer_name use_pad_tok_in_ffn verbose
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "n_layers",

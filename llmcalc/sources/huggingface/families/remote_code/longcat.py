@@ -30,9 +30,7 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
         raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
     ngram_rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
     if ngram_rows + 2 * table_count > LARGEST:
-        raise config.error(
-            "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
-        )
+        raise config.field_error("ngram_vocab_size_ratio", f"tables of at most {LARGEST} rows")
     model_fields["decoder"]["ngram_embedding"] = {
         "vocab_sizes": [ngram_rows + 2 * table_index + 1 for table_index in range(table_count)],
         "embedding_size": config.quotient("emb_split_num", hidden_size, table_count),

@@ -15,7 +15,7 @@ from .....components.stack import MOST_KINDS
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
+from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
 
 OTHER_STRUCTURES = (
     "enable_double_loop_split",
@@ -57,7 +57,7 @@ def _read_nanbeige(config: Config) -> Table:
     if not config.flag("skip_loop_final_norm") and loop_count > 1:
         config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, **attention_biases(config))
     block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=_looped_stack(config, loop_count))
 

@@ -17,7 +17,7 @@ from ...parts import (
     Table,
     add_prediction,
     attention,
-    biases,
+    attention_biases,
     decoder,
     glu,
     layer_table,
@@ -40,16 +40,13 @@ def _read_mimo_v2(config: Config) -> Table:
 
 def _read_naive(config: Config) -> Table:
     """Reads Naive-N0.5-Flash, whose class requires the sizes of sliding layers."""
-    config.require("tie_word_embeddings", False)
-    config.require("enable_dsa", True)
-    config.require("index_n_kv_heads", 1)
+    config.require_fields(tie_word_embeddings=False, enable_dsa=True, index_n_kv_heads=1)
     for field_name in SIZES:
         config.integer(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
     indexer_table: Table = {
         "type": "token_indexer",
-        "index_n_heads": config.integer("index_n_heads"),
-        "index_head_dim": config.integer("index_head_dim"),
+        **config.integer_fields("index_n_heads", "index_head_dim"),
         "index_topk": config.integer("index_top_k"),
         "rotary_dim": rotary_size,
     }
@@ -65,7 +62,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     """
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    qkv = biases(config.flag("attention_bias"), *QKV)
+    qkv = attention_biases(config, QKV)
     head_fields = {
         field: config.integer(field, "head_dim") if field == "v_head_dim" else config.integer(field) for field in SIZES
     }
@@ -103,12 +100,10 @@ def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     return layer_marks
 
 
-UNCOUNTED_FIELDS = field_names(
-    """
+UNCOUNTED_FIELDS = field_names("""
     attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size sliding_window
     sliding_window_size swa_rope_theta
-    """
-)
+    """)
 """Fields of both models that change no count."""
 
 FAMILIES = {

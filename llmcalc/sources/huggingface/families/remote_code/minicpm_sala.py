@@ -9,7 +9,7 @@ from .....errors import short_repr
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, stack_of_combined_kinds
+from ...parts import Table, attention, attention_biases, decoder_of_kinds, glu, layer_table, rmsnorm, rope
 
 SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
@@ -27,14 +27,14 @@ def _read_minicpm_sala(config: Config) -> Table:
     block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_configs: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     layer_kinds = ["sparse" if mixer_type == SPARSE else "lightning" for mixer_type in mixer_types]
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
     position = rope(config) if config.flag("attn_use_rope") else None
-    return attention(config, position=position, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
+    return attention(config, position=position, **output_gate, **attention_biases(config))
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:

@@ -77,12 +77,10 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "use_moe": False,
         },
-        field_names(
-            """
+        field_names("""
             aux_loss_alpha flash_attn inference_rope_scaling moe_intermediate_size multiple_of n_routed_experts
             n_shared_experts norm_topk_prob num_experts num_experts_per_tok scoring_func seq_aux
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "dim",
             "intermediate_size": "hidden_dim",

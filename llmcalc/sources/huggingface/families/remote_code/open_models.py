@@ -109,8 +109,7 @@ def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
 
 def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
-    config.require("layer_norm_type", "rms")
-    config.require("tie_word_embeddings", False)
+    config.require_fields(layer_norm_type="rms", tie_word_embeddings=False)
     norm = rmsnorm(config.number("layer_norm_eps"))
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     mixer.pop("head_dim", None)
@@ -256,13 +255,11 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "norm_after": False,
         },
-        field_names(
-            """
+        field_names("""
             activation_checkpointing alibi_bias_max block_group_size clip_qkv emb_init_std embedding_dropout
             flash_attention init_cutoff_factor init_device init_fn precision rope_full_precision scale_emb_init
             scale_logits
-            """
-        ),
+            """),
         aliases=OLMO_NAMES,
         modules=OLMO_MODULES,
         source=OLMO,
@@ -297,12 +294,10 @@ FAMILIES = {
             "ffn_type": "swiglu",
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             attn_activation attn_name attn_seq_scalar attn_seq_scalar_alpha model moe_capacity_factor
             moe_expert_model_parallelism moe_loss_weight moe_num_experts moe_top_k moe_weight_parallelism qk_norm
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "dim",
             "num_attention_heads": "n_heads",

@@ -12,7 +12,7 @@ from ...parts import (
     FULL_OR_SLIDING,
     Table,
     attention,
-    decoder,
+    decoder_of_kinds,
     glu,
     layer_table,
     listed_kinds,
@@ -20,7 +20,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
-    stack_of_combined_kinds,
 )
 
 
@@ -62,7 +61,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer in range(depth)
     ]
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
@@ -98,9 +97,7 @@ def _read_plamo3(config: Config) -> Table:
     mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
-    return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, {"full": {}, "sliding": sliding_layer}))
 
 
 FAMILIES = {

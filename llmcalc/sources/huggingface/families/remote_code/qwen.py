@@ -45,13 +45,11 @@ FAMILIES = {
             "no_bias": True,
             "tie_word_embeddings": False,
         },
-        field_names(
-            """
+        field_names("""
             activation apply_residual_connection_post_layernorm attn_dropout_prob bf16 bias_dropout_fusion
             emb_dropout_prob fp16 fp32 onnx_safe padded_vocab_size params_dtype pos_emb rotary_emb_base seq_length
             softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn visual
-            """
-        ),
+            """),
         aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",

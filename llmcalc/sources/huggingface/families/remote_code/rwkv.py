@@ -84,7 +84,7 @@ def _read_rwkv7(config: Config) -> Table:
     width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
     ffn_width = config.optional_integer("intermediate_size") or -(-int(hidden_size * width_ratio) // 32) * 32
     if not 0 < ffn_width <= LARGEST:
-        raise config.error("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
+        raise config.field_error("hidden_ratio", f"a network of 1 to {LARGEST} channels")
     channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": ffn_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 

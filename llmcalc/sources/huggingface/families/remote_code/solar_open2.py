@@ -12,15 +12,14 @@ from ...parts import (
     QKV,
     Table,
     attention,
-    biases,
-    decoder,
+    attention_biases,
+    decoder_of_kinds,
     dense_or_moe_kinds,
     glu,
     layer_table,
     listed_kinds,
     qk_norm_fields,
     rmsnorm,
-    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID, routed_experts
 from ..recurrent.delta import KDA_MODULES, LINEAR_OR_FULL, kda, linear_attention_config
@@ -28,12 +27,11 @@ from ..recurrent.delta import KDA_MODULES, LINEAR_OR_FULL, kda, linear_attention
 
 def _read_solar_open2(config: Config) -> Table:
     """Reads Solar Open 2; the attention's o_proj has no bias, regardless of attention_bias."""
-    if config.has("hc_rate"):
-        config.require("hc_rate", 0)
+    config.require_if_present("hc_rate", 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention = attention(
         config,
-        **biases(config.flag("attention_bias"), *QKV),
+        **attention_biases(config, QKV),
         **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
         **_output_gate(config),
     )
@@ -44,8 +42,7 @@ def _read_solar_open2(config: Config) -> Table:
     block = layer_table(_linear_attention(config), glu(config) if "dense" in ffn_kinds else experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
-    return decoder(config, block, norm, stack=stack)
+    return decoder_of_kinds(config, block, norm, (_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
 
 
 def _output_gate(config: Config) -> Table:
@@ -69,7 +66,7 @@ def _mixer_kinds(config: Config, depth: int) -> list[str]:
     if config.has("gqa_layers"):
         full_layers = set(config.integers("gqa_layers"))
         if full_layers and max(full_layers) >= depth:
-            raise config.error("gqa_layers", config.get("gqa_layers"), f"layers from 0 to {depth - 1}")
+            raise config.field_error("gqa_layers", f"layers from 0 to {depth - 1}")
     else:
         full_layers = set(range(0, depth, config.integer("gqa_interval") + 1))
     default_kinds = ["full" if layer in full_layers else "linear" for layer in range(depth)]

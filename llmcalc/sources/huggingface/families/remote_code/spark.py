@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
+from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
 
 
 def _read_spark(config: Config) -> Table:
@@ -19,7 +19,7 @@ def _read_spark(config: Config) -> Table:
         config,
         position=rope(config, layer_kind="full_attention"),
         **output_gate,
-        **biases(config.flag("attention_bias"), *QKVO),
+        **attention_biases(config),
     )
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mixer, ffn, norm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, layer_table, moe, rmsnorm, stack_of_combined_kinds
+from ...parts import Table, attention, decoder_of_kinds, glu, layer_table, moe, rmsnorm
 
 
 def _read_step3_text(config: Config) -> Table:
@@ -27,12 +27,7 @@ def _read_step3_text(config: Config) -> Table:
     layer_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
     dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
-    return decoder(
-        config,
-        block,
-        norm,
-        stack=stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})),
-    )
+    return decoder_of_kinds(config, block, norm, (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))
 
 
 def _layers_with_experts(config: Config, depth: int) -> set[int]:

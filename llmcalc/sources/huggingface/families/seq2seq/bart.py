@@ -162,8 +162,7 @@ def bart_model(
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
@@ -213,14 +212,12 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
     static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
     variant
-    """
-)
+    """)
 
 
 def _field_of_stack(config_values: ConfigValues, stack_name: str, field: str) -> Any:

@@ -10,16 +10,14 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, Table, attention_biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
 def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section_config.integer("vocab_size") != config.integer("vocab_size"):
-        raise section_config.error(
-            "vocab_size", section_config.get("vocab_size"), f"{config.get('vocab_size')}, as in the config"
-        )
+        raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
     hidden_size, heads = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
@@ -55,7 +53,7 @@ def _require_sizes_of_nemo(config: Config) -> None:
             class_value = class_config.integer(class_field)
             if section_config.get(section_field) != class_value:
                 expected_value = f"{class_value}, as {class_config.location}{class_field}, which the class reads"
-                raise section_config.error(section_field, section_config.get(section_field), expected_value)
+                raise section_config.field_error(section_field, expected_value)
 
 
 def _config_section(config: Config, section_name: str, model_type: str, section_defaults: Table) -> Config:
@@ -71,8 +69,7 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
-        "vocab_size": decoder_config.integer("vocab_size"),
-        "hidden_size": decoder_config.integer("hidden_size"),
+        **decoder_config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -90,7 +87,7 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
         "num_attention_heads": heads,
         "head_dim": decoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(decoder_config.flag("attention_bias"), *QKVO),
+        **attention_biases(decoder_config),
     }
     norm = layernorm()
     block = layer_table(
@@ -127,8 +124,7 @@ def parakeet_encoder(config_section: Config) -> Table:
     activation = config_section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
-    if config_section.has("num_key_value_heads"):
-        config_section.require("num_key_value_heads", heads)
+    config_section.require_if_present("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
@@ -162,8 +158,7 @@ def parakeet_encoder(config_section: Config) -> Table:
 def _subsampling(encoder_config: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
     subsampling_factor, mel_bins = encoder_config.integer("subsampling_factor"), encoder_config.integer("num_mel_bins")
-    encoder_config.require("subsampling_conv_kernel_size", 3)
-    encoder_config.require("subsampling_conv_stride", 2)
+    encoder_config.require_fields(subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
     convolution_count = subsampling_factor.bit_length() - 1
     if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
         raise encoder_config.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_json_integer
 from ...family import Family, module_names
-from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layer_table, layernorm, mlp, rope
+from ...parts import ACTIVATIONS, QKV, Table, attention_biases, biases, head_table, layer_table, layernorm, mlp, rope
 
 ENCODER: dict[str, Any] = {
     "hidden_size": 320,
@@ -40,7 +40,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
         raise config.error(
             "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
         )
-    mixer: Table = {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
+    mixer: Table = {"num_attention_heads": heads, **attention_biases(config, QKV)}
     if head_dim is None:
         config.quotient("num_attention_heads", hidden_size, heads)
     else:
@@ -78,12 +78,12 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     frame_size = round(encoder_config.integer("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
-        raise encoder_config.error("frame_ms", encoder_config.get("frame_ms"), "a frame of at least one sample")
+        raise encoder_config.field_error("frame_ms", "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
         "head_dim": encoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(encoder_config.flag("attention_bias"), *QKVO),
+        **attention_biases(encoder_config),
     }
     norm = layernorm(1e-5, bias=False, unit_offset=True)
     config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")

@@ -18,10 +18,7 @@ def _read_pegasus_x(config: Config) -> Table:
     model_fields = bart_model(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in model_fields:
         raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
-    block_fields = {
-        "num_global_tokens": config.integer("num_global_tokens"),
-        "block_size": config.integer("block_size"),
-    }
+    block_fields = config.integer_fields("num_global_tokens", "block_size")
     staggers_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
     if staggers_blocks and block_fields["block_size"] % 2:
         raise config.error("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")

@@ -35,12 +35,10 @@ SIDES = ("encoder", "decoder")
 def _read_prophetnet(config: Config) -> Table:
     is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
     if not is_decoder:
-        config.require("is_encoder_decoder", True)
-        config.require("add_cross_attention", True)
+        config.require_fields(is_encoder_decoder=True, add_cross_attention=True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
         "head": head_table(config),
         **{stack_name: _post_norm_stack(config, stack_name) for stack_name in SIDES},
@@ -77,8 +75,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
             "type": "ngram",
             "num_attention_heads": heads,
             "ngram": ngram_length,
-            "num_buckets": config.integer("num_buckets"),
-            "relative_max_distance": config.integer("relative_max_distance"),
+            **config.integer_fields("num_buckets", "relative_max_distance"),
         }
         block["cross_attention"] = attention
         stack["streams"] = {"type": "predict_streams", "ngram": ngram_length}

@@ -28,8 +28,7 @@ def _read_seamless(config: Config) -> Table:
         config.notes += [f"{field}: {part_title} is not counted" for field, part_title in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "head": head_table(config),
@@ -60,15 +59,13 @@ def _read_seamless(config: Config) -> Table:
     return model_fields
 
 
-IGNORED = field_names(
-    """
+IGNORED = field_names("""
     char_vocab_size left_max_position_embeddings max_source_positions num_conv_pos_embedding_groups
     num_conv_pos_embeddings resblock_dilation_sizes right_max_position_embeddings rotary_embedding_base
     speech_encoder_chunk_size speech_encoder_left_chunk_num t2u_decoder_start_token_id t2u_max_new_tokens
     t2u_variance_pred_dropout t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim
     t2u_variance_predictor_kernel_size use_text_encoder use_text_decoder
-    """
-)
+    """)
 """Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
 
 DROPOUT = {

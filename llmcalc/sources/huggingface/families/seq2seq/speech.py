@@ -10,7 +10,7 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
-from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
+from ...parts import ACTIVATIONS, QKV, Table, attention_biases, biases, head_table, layer_table, layernorm, mlp, rope
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
@@ -82,7 +82,7 @@ def _attention_of_stack(config: Config, stack_name: str, hidden_size: int) -> Ta
             f"{heads}: the class splits queries into as many heads as keys",
         )
     config.quotient(f"{stack_name}_num_attention_heads", hidden_size, heads)
-    return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
+    return {"num_attention_heads": heads, **attention_biases(config, QKV)}
 
 
 FAMILIES = {

@@ -100,13 +100,11 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
     }
 
 
-OF_EXPERTS = field_names(
-    """
+OF_EXPERTS = field_names("""
     add_router_probs batch_prioritized_routing moe_eval_capacity_token_fraction moe_token_dropout
     normalize_router_prob_before_dropping router_type second_expert_policy feed_forward_proj is_gated_act
     num_selected_experts
-    """
-)
+    """)
 
 
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:

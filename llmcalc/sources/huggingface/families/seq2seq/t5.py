@@ -86,8 +86,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     layers_of_decoder = decoder_depth(config)
     model_fields: Table = {
-        "vocab_size": config.integer("vocab_size"),
-        "hidden_size": config.integer("hidden_size"),
+        **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     is_tied_head = model_fields["tie_word_embeddings"] and config.head == "lm"
@@ -137,7 +136,7 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    head_fields = {field_name: config.integer(field_name) for field_name in ("num_attention_heads", "head_dim")}
+    head_fields = config.integer_fields("num_attention_heads", "head_dim")
     return {**head_fields, "float32_softmax": False}
 
 

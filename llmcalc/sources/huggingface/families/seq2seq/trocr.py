@@ -59,8 +59,7 @@ def _read_pix2struct_text_model(config: Config) -> Table:
     ffn = {"intermediate_size": config.integer("d_ff"), "hidden_act": activation, "gated": True}
     relative_bias = {
         "num_attention_heads": heads,
-        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
-        "relative_attention_max_distance": config.integer("relative_attention_max_distance"),
+        **config.integer_fields("relative_attention_num_buckets", "relative_attention_max_distance"),
     }
     block = layer_table(
         {"num_attention_heads": heads},

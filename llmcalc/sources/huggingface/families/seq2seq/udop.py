@@ -32,9 +32,8 @@ def _read_udop(config: Config) -> Table:
     bias = shared_position_bias(config)["relative_bias"]
     is_bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
     if not is_bare_class and first_bucket != bias["relative_attention_num_buckets"]:
-        raise config.error(
+        raise config.field_error(
             "relative_bias_args",
-            config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
     page_buckets = (

@@ -16,10 +16,7 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 def _read_whisper(config: Config) -> Table:
     encoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_source_positions")}
-    stem_table = {
-        "num_mel_bins": config.integer("num_mel_bins"),
-        "max_source_positions": config.integer("max_source_positions"),
-    }
+    stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
     decoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_target_positions")}
     model_fields = bart_model(
         config, "pre", decoder_position, encoder={"stem": stem_table, "position": encoder_position}
@@ -40,12 +37,10 @@ FAMILIES = {
     "whisper": Family(
         _read_whisper,
         ignored_fields=IGNORED
-        | field_names(
-            """
+        | field_names("""
             alignment_heads is_multilingual lang_ids task forced_decoder_ids no_timestamps_token_id prev_sot_token_id
             suppress_ids return_timestamps
-            """
-        ),
+            """),
         aliases=ALIASES,
         field_writers={
             **SIDES_WRITES,
