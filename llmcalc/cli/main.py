@@ -294,9 +294,9 @@ def _usage_message(usage_error: Any) -> str:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
         from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
 
-        option = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
-        if option:
-            message = f"No such option: {typed_option}; expected {option}"
+        option_name = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
+        if option_name:
+            message = f"No such option: {typed_option}; expected {option_name}"
         elif typed_option == "--engine":
             message = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
         elif typed_option == "--model" and any(

@@ -184,7 +184,9 @@ class Stack(Component):
         for layer_name, layer in layers.items():
             for layer_slot, slot_fields in layer.required_stack_fields().items():
                 if layer_slot not in slots:
-                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
+                    requirement = ", ".join(
+                        f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
+                    )
                     raise ValueError(
                         f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
                     )
@@ -575,7 +577,7 @@ def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
-        block = {field: field_value for field, field_value in block.items() if field in layer_fields}
+        block = {field_name: field_value for field_name, field_value in block.items() if field_name in layer_fields}
     return table_with_changes(block, variant_table)
 
 

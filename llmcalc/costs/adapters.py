@@ -199,12 +199,12 @@ class LowRankAdapters:
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
-        module = "" if parent_position is None else parent_position.node.name
+        module_name = "" if parent_position is None else parent_position.node.name
         return next(
             (
                 layer.layer
                 for layer in self.joined_layers
-                if (layer.module, layer.projection) == (module, projection_name)
+                if (layer.module, layer.projection) == (module_name, projection_name)
             ),
             "",
         )

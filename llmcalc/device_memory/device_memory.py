@@ -470,9 +470,9 @@ def _add_encoders(
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
-    for phase, node, peak_bytes in list_module_peaks(replay_result, stacks):
+    for phase, module_path, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
-            peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
+            peaks_by_phase[phase].append(ModulePeak(phase, module_path, peak_bytes))
     return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]
 
 

@@ -518,11 +518,11 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats in which frameworks sum gradients of weights in any format."""
 
 
-def _float_format(format_name: str | None, option: str, default_format: str) -> str:
+def _float_format(format_name: str | None, option_name: str, default_format: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(format_name or default_format)
     if number_format.startswith("int"):
         raise InputError(
-            f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
+            f"{option_name} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
         )
     return number_format

@@ -241,7 +241,7 @@ class TrainingRun:
     @cached_property
     def _layer_prefixes(self) -> tuple[str, ...]:
         """Returns the beginnings of the paths, without indices, of modules in transformer layers."""
-        return tuple(f"{layer}." for layer in layers_of(self.program.node()))
+        return tuple(f"{layer_name}." for layer_name in layers_of(self.program.node()))
 
     @cached_property
     def _table_paths(self) -> frozenset[str]:

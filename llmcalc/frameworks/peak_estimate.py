@@ -86,13 +86,15 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((peak for module, peak in self.forward.bytes_by_path.items() if is_layer_path(module)), default=0)
+        return max(
+            (peak for module_path, peak in self.forward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+        )
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         peaks_outside_layers = (
-            peak for module, peak in self.forward.bytes_by_path.items() if not is_layer_path(module)
+            peak for module_path, peak in self.forward.bytes_by_path.items() if not is_layer_path(module_path)
         )
         return max(self.backward.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
 
@@ -106,7 +108,11 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward.bytes_by_path.items()
         return max(
-            (peak for module, peak in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
+            (
+                peak
+                for module_path, peak in peaks_by_path
+                if module_path not in ("", "loss") and not is_layer_path(module_path)
+            ),
             default=0,
         )
 
@@ -118,7 +124,9 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((peak for module, peak in self.backward.bytes_by_path.items() if is_layer_path(module)), default=0)
+        return max(
+            (peak for module_path, peak in self.backward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+        )
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""
@@ -279,7 +287,7 @@ class PeakEstimate:
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
         stage_peaks = self.peaks_by_stage(layout, micro_batches)
-        largest_stage = max(range(layout.pp), key=lambda stage: (stage_peaks[stage], -stage))
+        largest_stage = max(range(layout.pp), key=lambda stage_index: (stage_peaks[stage_index], -stage_index))
         return stage_peaks[largest_stage], largest_stage
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
@@ -459,12 +467,12 @@ class PeakEstimate:
             largest_matrix=max(counts.largest_matrix for counts, _ in parts),
         )
 
-    def _count_layer(self, layout: Layout, stage: Stage, layer: int, shard_count: int) -> StageParameters:
+    def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
         """Counts the parameters of one layer, with the embedding or the head if the stage has it."""
-        layer_kind = self.layer_kinds[layer]
+        layer_kind = self.layer_kinds[layer_index]
         cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
         if cache_key not in self._parameters_by_layer:
-            layer_stage = stage._replace(layers=range(layer, layer + 1))
+            layer_stage = stage._replace(layers=range(layer_index, layer_index + 1))
             self._parameters_by_layer[cache_key] = self._count_recorded_parameters(layout, layer_stage, shard_count)
         return self._parameters_by_layer[cache_key]
 
@@ -621,8 +629,12 @@ def _pass_peaks(
     )
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)
-    layer = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
-    return forward_peak, head_peak + transient_bytes.from_first_gradient, layer + transient_bytes.from_first_gradient
+    layer_index = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
+    return (
+        forward_peak,
+        head_peak + transient_bytes.from_first_gradient,
+        layer_index + transient_bytes.from_first_gradient,
+    )
 
 
 def _activation_shape(layout: Layout) -> tuple[object, ...]:

@@ -121,7 +121,12 @@ class Cluster:
     def _rank_of_each_stage(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks."""
         return tuple(
-            sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world_size - 1})
+            sorted(
+                {
+                    *(self.layout.rank(pp=stage_index) for stage_index in range(self.layout.pp)),
+                    self.layout.world_size - 1,
+                }
+            )
         )
 
     @property
@@ -143,7 +148,7 @@ class Cluster:
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
             if not any(

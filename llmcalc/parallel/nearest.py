@@ -255,8 +255,8 @@ def _is_possible_layout(spec: ModelSpec, layout: Layout, layer_count: int) -> bo
     """Whether every pipeline stage of the layout has a program."""
     try:
         layers_of_stages(layout, layer_count)
-        for stage in {0, layout.pp - 1}:
-            rank_model(spec, layout, layout.rank(pp=stage)).program()
+        for stage_index in {0, layout.pp - 1}:
+            rank_model(spec, layout, layout.rank(pp=stage_index)).program()
     except InputError:
         return False
     return True

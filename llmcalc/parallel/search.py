@@ -160,7 +160,7 @@ def _zero_stage_variants(
     if (
         layout is None
         or not layout.zero
-        or any(getattr(layout_request, option) is not None for option in zero_option_names)
+        or any(getattr(layout_request, option_name) is not None for option_name in zero_option_names)
     ):
         return
     for stage in layout_rules.other_zero_stages:

@@ -130,21 +130,21 @@ def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]
 
 def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
-    for field in declarations_of(type(command_options)):
-        if field not in training_options and getattr(command_options, field) is not None:
-            raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
+    for field_name in declarations_of(type(command_options)):
+        if field_name not in training_options and getattr(command_options, field_name) is not None:
+            raise InputError(f"{option(field_name)}: does not change servers of --requests; remove it")
 
 
 def _serving_cost(
     run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
 ) -> RunCost:
-    for field in ("step", "global_batch", "overlap"):
-        if getattr(options, field) is not None:
-            raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
-    for field in ("input", "output"):
-        if getattr(options, field) is None:
-            token_kind = "prompt" if field == "input" else "answer"
-            raise InputError(f"{option(field)}: missing; expected the tokens of a request's {token_kind}")
+    for field_name in ("step", "global_batch", "overlap"):
+        if getattr(options, field_name) is not None:
+            raise InputError(f"{option(field_name)}: is of training; expected --tokens in place of --requests")
+    for field_name in ("input", "output"):
+        if getattr(options, field_name) is None:
+            token_kind = "prompt" if field_name == "input" else "answer"
+            raise InputError(f"{option(field_name)}: missing; expected the tokens of a request's {token_kind}")
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None

@@ -31,13 +31,15 @@ def decoded_token_time(
     engine_memory = layout_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
     cache_word = str(settings.get(engine.field_of_option("--kv-dtype"), "auto"))
-    is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in field for field in settings)
+    is_untimed = settings.get("quantization", "none") != "none" or any(
+        "speculative" in field_name for field_name in settings
+    )
     if not layout_option.serves_all_users or layout is None or cache_word not in TIMED_CACHES or is_untimed:
         return None
     if layout.dp > 1 and layout.ep > 1:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
-    chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}
+    chosen_formats = {field_name: name for field_name, name in settings_formats.items() if name is not None}
     decoding_run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

@@ -81,7 +81,7 @@ class UsualEngine:
         ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
-        typed_options = {field: name for field, name in format_settings.items() if name is not None}
+        typed_options = {field_name: name for field_name, name in format_settings.items() if name is not None}
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
@@ -342,11 +342,11 @@ class ServedUsers:
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
-        title, option = usual_engine.record.title, f"--engine {usual_engine.record.name}"
+        title, option_name = usual_engine.record.title, f"--engine {usual_engine.record.name}"
         notes = [
-            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option})"
+            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option_name})"
             if user_limit
-            else f"by its own budget {title} does not start with it ({option} says why)"
+            else f"by its own budget {title} does not start with it ({option_name} says why)"
             for users, user_limit in most_users.items()
             if user_limit < users
         ]

@@ -141,7 +141,7 @@ def _step_description(run_cost: RunCost) -> str:
     """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
-    is_usual_batch = any(option.startswith("--global-batch") for option in run_cost.assumed_options)
+    is_usual_batch = any(option_name.startswith("--global-batch") for option_name in run_cost.assumed_options)
     if not is_usual_batch:
         return ""
     if run_cost.is_pretraining:

@@ -187,14 +187,14 @@ def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> 
     base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     # the driver's total and the sizes that are sold are of the preset's memory
     if "memory_bytes" in hardware_description:
-        for field in ("driver_total", "usable_memory_bytes", "configurations"):
-            base_description.pop(field, None)
+        for field_name in ("driver_total", "usable_memory_bytes", "configurations"):
+            base_description.pop(field_name, None)
     if "name" in (hardware_description.get("interconnect") or {}):  # how another link joins accelerators is its own
-        for field in ("is_mesh", "peer_access"):
-            base_description.get("interconnect", {}).pop(field, None)
-    for field, field_value in hardware_description.items():
-        are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field), dict)
-        base_description[field] = {**base_description[field], **field_value} if are_tables else field_value
+        for field_name in ("is_mesh", "peer_access"):
+            base_description.get("interconnect", {}).pop(field_name, None)
+    for field_name, field_value in hardware_description.items():
+        are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field_name), dict)
+        base_description[field_name] = {**base_description[field_name], **field_value} if are_tables else field_value
     return {**base_description, "like": preset.name}
 
 

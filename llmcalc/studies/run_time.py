@@ -336,22 +336,22 @@ class TrainingTimes:
         if step_plan.tp == 1:
             return 0.0
         pass_work = timed_pass.rank_work
-        layer_count = sum(pass_work.layer_count(layer) for layer in range(len(pass_work.layer_kinds)))
+        layer_count = sum(pass_work.layer_count(layer_index) for layer_index in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layer_count * (2 + step_plan.recomputed_share)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
-        for layer in range(len(timed_pass.rank_work.layer_kinds)):
-            skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
+        for layer_index in range(len(timed_pass.rank_work.layer_kinds)):
+            skipped_seconds = timed_pass.ending_seconds(layer_index) if step_plan.stops_early else 0.0
             for is_backward, run_count, skipped_layer_seconds in (
                 (False, 1.0, 0.0),
                 (False, step_plan.recomputed_share, skipped_seconds),
                 (True, 1.0, 0.0),
             ):
-                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_layer_seconds
-                wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.rank_work.layer_count(layer) * run_count * wait_seconds)
+                kernels = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
+                wait_seconds = host_wait(timed_pass, self.stack, layer_index, is_backward, kernels)
+                seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:

@@ -119,14 +119,14 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field: str, size_value: Number) -> Any:
+    def symbol(layer_name: str, field_name: str, size_value: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
+        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field_name, size_value))
         if symbol_meaning.value != size_value:
             raise ArithmeticError(
                 f"{layer_name} stands for {symbol_meaning.field} = {symbol_meaning.value} and for "
-                f"{field} = {size_value}"
+                f"{field_name} = {size_value}"
             )
         return new_symbol
 
@@ -329,14 +329,16 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
     return stack.model_copy(update=changed_fields)
 
 
-def _part_in_symbols(spec_part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
-    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer, part_name, size_replacer))
+def _part_in_symbols(
+    spec_part: Part, stack_name: str, layer_name: str, part_name: str, size_replacer: SizeReplacer
+) -> Part:
+    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer_name, part_name, size_replacer))
 
 
 def _symbol_changes(
     spec_part: Part,
     stack_name: str,
-    layer: str,
+    layer_name: str,
     part_name: str,
     size_replacer: SizeReplacer,
     unchanged_fields: frozenset[str] = frozenset(),
@@ -348,10 +350,10 @@ def _symbol_changes(
         if field_name in unchanged_fields:
             continue
         if isinstance(field_value, Part):
-            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)
+            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer_name, field_name, size_replacer)
         elif symbol_letter is not None and isinstance(field_value, int):
             new_values[field_name] = size_replacer(
-                SizeOccurrence(stack_name, layer, part_name, field_name, symbol_letter, field_value)
+                SizeOccurrence(stack_name, layer_name, part_name, field_name, symbol_letter, field_value)
             )
     return new_values
 
@@ -436,9 +438,11 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field]
+        for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
+            base_name = (
+                letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field_name)}"
+            )
+            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field_name]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name

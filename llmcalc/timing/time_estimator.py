@@ -150,7 +150,7 @@ class TimedOperation:
     def is_recomputed(self, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> bool:
         """Whether the operation is recomputed, as part of the attention core or of these nodes."""
         return (recomputes_core and self.kind == "attention") or any(
-            f".{node}." in f".{self.path}." for node in recomputed_nodes
+            f".{node_path}." in f".{self.path}." for node_path in recomputed_nodes
         )
 
     @property
@@ -295,7 +295,8 @@ class TimedPass:
         """
         layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
         kernel_count = sum(
-            self.rank_work.layer_count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+            self.rank_work.layer_count(layer_index) * self.layer_launches(layer_index, False, kernel_counts)
+            for layer_index in layers
         )
         if casts_inputs:
             kernel_count += sum(
@@ -362,14 +363,14 @@ class TimeEstimator:
         for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
         for layer_message in rank_work.messages:
-            layer, message = layer_message.layer_kind_index, layer_message.collective
+            layer_index, message = layer_message.layer_kind_index, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
             message_count = message.repetitions
             timed_operations.append(
                 TimedOperation(
                     message.node_path,
                     self._collective_kind(layer_message),
-                    layer,
+                    layer_index,
                     message_count,
                     message.is_backward,
                     True,

@@ -610,8 +610,8 @@ class WorkRecorder(PlacementTracker):
             cache_elements = (
                 run_config.batch * exact_div(cache_elements, run_config.batch * key_count) * op.pairs(run_config)
             )
-        for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
-            if operation.options.get(option):
+        for verb, option_name in (("softcap", "cap"), ("head_copies", "copies_heads")):
+            if operation.options.get(option_name):
                 self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",

@@ -53,8 +53,8 @@ class Check:
     @property
     def location(self) -> str:
         """The path of the checked node, with the length of the pass if several lengths were measured."""
-        node = self.node or "model"
-        return node if self.seq is None else f"{node}, {self.seq:,} tokens"
+        node_path = self.node or "model"
+        return node_path if self.seq is None else f"{node_path}, {self.seq:,} tokens"
 
     @property
     def ok(self) -> bool:

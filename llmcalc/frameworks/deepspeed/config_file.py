@@ -135,7 +135,9 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in CHUNKED_LOSSES:
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {option: value for option, value in launch_settings.settings.items() if option != "loss_chunk"}
+    settings = {
+        option_name: value for option_name, value in launch_settings.settings.items() if option_name != "loss_chunk"
+    }
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 

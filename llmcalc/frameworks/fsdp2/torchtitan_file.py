@@ -206,8 +206,8 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     settings = _command_settings(job_config, layout)
     titan_config = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
-    framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(framework, LaunchSettings(layout, settings, titan_config), spec=spec)
+    framework_name: str = "fsdp2" if layout.zero else "torch"
+    return reader.launch(framework_name, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
@@ -413,7 +413,9 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.unknown_arguments["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
-    return {option: option_value for option, option_value in command_settings.items() if option_value is not None}
+    return {
+        option_name: option_value for option_name, option_value in command_settings.items() if option_value is not None
+    }
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}

@@ -118,9 +118,10 @@ class TensorDevices:
                 return HOST
             if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
                 return HOST
-            for layer, expert_parts, device in self.partial_layers:
-                if layer == tensor.layer and any(
-                    re.match(rf"blk\.{layer}\.ffn_{expert_part}(_|\.)", tensor.name) for expert_part in expert_parts
+            for layer_index, expert_parts, device in self.partial_layers:
+                if layer_index == tensor.layer and any(
+                    re.match(rf"blk\.{layer_index}\.ffn_{expert_part}(_|\.)", tensor.name)
+                    for expert_part in expert_parts
                 ):
                     return device
             return self.layers.device(tensor.layer)

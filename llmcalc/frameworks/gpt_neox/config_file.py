@@ -259,7 +259,9 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (reader.value(arguments, argument, value) for argument, value in ROTATION.items())
+    rotary_fraction, rope_base = (
+        reader.value(arguments, argument_name, value) for argument_name, value in ROTATION.items()
+    )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.argument_error("rotary_pct", f"{short_repr(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}

@@ -623,8 +623,10 @@ A task of srun or mpirun is a process, unless a launcher of its own runs in it.
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher):
-        option, equals_sign, option_value = command_word.partition("=")
-        count_kind = COUNTS.get(f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option)
+        option_name, equals_sign, option_value = command_word.partition("=")
+        count_kind = COUNTS.get(
+            f"--{option_name[2:].replace('_', '-')}" if option_name.startswith("--") else option_name
+        )
         if count_kind is not None:
             yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
@@ -653,9 +655,9 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Returns visible devices · machines; None if neither variable nor option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
-    for option, option_value in pairwise([*launcher, ""]):
-        if option.startswith("--include"):  # localhost:0,1,2,3
-            devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
+    for option_name, option_value in pairwise([*launcher, ""]):
+        if option_name.startswith("--include"):  # localhost:0,1,2,3
+            devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
     device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
     visible_count = (
         devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))

@@ -152,14 +152,15 @@ class Launch:
             "program": self.program or None,
             "version": self.version or None,
             "filled_in": {
-                argument: json_value_of(default_value) for argument, default_value in self.assumed_defaults.items()
+                argument_name: json_value_of(default_value)
+                for argument_name, default_value in self.assumed_defaults.items()
             },
             "overridden": {
-                argument: {
+                argument_name: {
                     "file": json_value_of(value_override.file_value),
                     "option": json_value_of(value_override.option_value),
                 }
-                for argument, value_override in self.option_overrides.items()
+                for argument_name, value_override in self.option_overrides.items()
             },
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
@@ -399,7 +400,7 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        data_names = [argument for argument in config if DATA_NAME.fullmatch(str(argument)) is not None]
+        data_names = [argument_name for argument_name in config if DATA_NAME.fullmatch(str(argument_name)) is not None]
         known_names = [*known_names]
         ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]
@@ -418,10 +419,10 @@ class LaunchReader:
 
         allowed_values: argument → its modelled values. suffix: the end of the reason.
         """
-        for argument, modelled_values in allowed_values.items():
-            if argument in config and config[argument] not in modelled_values:
-                self.unknown_arguments[f"{name_prefix}{argument}"] = (
-                    f"{short_repr(config[argument])[:60]} is not modelled{suffix}"
+        for argument_name, modelled_values in allowed_values.items():
+            if argument_name in config and config[argument_name] not in modelled_values:
+                self.unknown_arguments[f"{name_prefix}{argument_name}"] = (
+                    f"{short_repr(config[argument_name])[:60]} is not modelled{suffix}"
                 )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:

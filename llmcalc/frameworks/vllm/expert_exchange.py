@@ -66,7 +66,9 @@ def exchange_buffer_bytes(
     dp: data-parallel ranks of attention. rank_count: ranks that divide the experts. step_tokens: most tokens of a step.
     Raises `InputError` for a library whose buffers are not counted, and for more tokens than DeepEP's can have.
     """
-    backend = next((str(flags[field]) for field in BACKEND_FIELDS if field in flags), BACKENDS_WITHOUT_BUFFERS[1])
+    backend = next(
+        (str(flags[field_name]) for field_name in BACKEND_FIELDS if field_name in flags), BACKENDS_WITHOUT_BUFFERS[1]
+    )
     if backend in BACKENDS_WITHOUT_BUFFERS or dp == 1 or not flags.get("enable_expert_parallel"):
         return 0
     expert_count = routed_experts(spec)

@@ -135,7 +135,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
     ):
         return None
-    model = str(logged_flags.pop("model", "")) or log_values.last_text("model")
+    model_name = str(logged_flags.pop("model", "")) or log_values.last_text("model")
     memory_utilization = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
@@ -154,7 +154,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="vLLM",
         terms=memory_terms,
         version=log_values.version,
-        model=model,
+        model=model_name,
         total_bytes=total_bytes,
         flags=stated_values | ({} if is_layout_shown else layout_flags) | logged_flags,
         has_arguments=has_arguments,

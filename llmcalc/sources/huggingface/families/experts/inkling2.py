@@ -46,10 +46,10 @@ def _read_inkling2_text(config: Config) -> Table:
         "full": {},
         "sliding": {"attention": sliding_attention, "separate_inputs": False},
     }
-    default_layer_kinds = ["sliding" if (layer + 1) % 6 else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if (layer_index + 1) % 6 else "full" for layer_index in range(depth)]
     block_size, layers = config.integer("n_layers_per_attn_res_block"), []
-    for layer, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_layer_kinds)):
-        finished_blocks, starts_block = ceil_div(layer, block_size), layer % block_size == 0
+    for layer_index, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_layer_kinds)):
+        finished_blocks, starts_block = ceil_div(layer_index, block_size), layer_index % block_size == 0
         residual_fields = {
             "attention_blocks": finished_blocks,
             "feed_forward_blocks": finished_blocks + starts_block,

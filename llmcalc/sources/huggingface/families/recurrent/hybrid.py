@@ -102,8 +102,8 @@ def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_ki
             f"{field_prefix}_layer_offset", first_layer, f"less than {field_prefix}_layer_period = {period}"
         )
     return [
-        layer_kind if layer % period == first_layer else other_kind
-        for layer in range(config.integer("num_hidden_layers"))
+        layer_kind if layer_index % period == first_layer else other_kind
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
 
 
@@ -155,7 +155,8 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
+        "attention" if layer_index in attention_layers else "mamba"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 

@@ -73,7 +73,10 @@ def _read_lfm2(config: Config) -> Table:
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.integers("full_attn_idxs"))
     layer_kinds = listed_kinds(
-        config, "layer_types", CONV_OR_FULL, ["full" if layer in full_layers else "conv" for layer in range(depth)]
+        config,
+        "layer_types",
+        CONV_OR_FULL,
+        ["full" if layer_index in full_layers else "conv" for layer_index in range(depth)],
     )
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
@@ -106,7 +109,10 @@ def _read_lfm2_moe(config: Config) -> Table:
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
         layer_configs,
-        [f"{mixer_kind}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer_kind in enumerate(mixer_kinds)],
+        [
+            f"{mixer_kind}_{'dense' if layer_index < dense_layers else 'moe'}"
+            for layer_index, mixer_kind in enumerate(mixer_kinds)
+        ],
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
@@ -124,7 +130,8 @@ def _read_lfm3(config: Config) -> Table:
         ),
     }
     default_layer_kinds = [
-        "full" if layer % 4 == 2 else "sliding" if layer % 4 == 0 and layer > 0 else "conv" for layer in range(depth)
+        "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
+        for layer_index in range(depth)
     ]
     layer_kinds = listed_kinds(
         config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
