@@ -266,8 +266,8 @@ class ModelSpec(Part):
         return "a model without a language-model head"
 
     def __repr__(self) -> str:
-        depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
-        return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"
+        depth_text = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
+        return f"<ModelSpec: {self.kind}, {depth_text} layers, hidden {self.hidden_size}>"
 
     __str__ = __repr__
 

@@ -90,13 +90,13 @@ PLAIN = "a scale per tensor or none, which is not counted"
 
 
 def _block_format(format_name: str, block_name: str) -> CacheFormat:
-    block_elements, codes, scales, minima = BLOCKS[block_name]
-    vector_format = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
+    block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[block_name]
+    vector_format = VectorFormat(8 * code_bytes // block_elements, block_elements, scale_bytes + minimum_bytes)
     return CacheFormat(
         format_name,
         vector_format,
         vector_format,
-        f"blocks of {block_elements} elements with {scales + minima} bytes of scales each",
+        f"blocks of {block_elements} elements with {scale_bytes + minimum_bytes} bytes of scales each",
     )
 
 

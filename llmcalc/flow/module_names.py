@@ -424,8 +424,8 @@ def _paths_below(
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
-    components = re.escape(current_name).replace(r"\*", r"(\d+)")
-    return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
+    name_pattern = re.escape(current_name).replace(r"\*", r"(\d+)")
+    return re.compile(rf"(?<![^.]){name_pattern}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
 def _split_alternatives(joined_names: str) -> list[str]:

@@ -416,10 +416,13 @@ class PeakEstimate:
         if only_gradients:
             weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
         static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
-        for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            static_bytes += parameter_count * weight_bytes / (shards if layout.zero == 3 else 1)
-            static_bytes += parameter_count * gradient_bytes / (shards if layout.zero >= 2 else 1)
-            static_bytes += parameter_count * optimizer_bytes / (shards if layout.zero >= 1 else 1)
+        for parameter_count, shard_count in (
+            (parameters.dense, layout.shards),
+            (parameters.experts, layout.expert_shards),
+        ):
+            static_bytes += parameter_count * weight_bytes / (shard_count if layout.zero == 3 else 1)
+            static_bytes += parameter_count * gradient_bytes / (shard_count if layout.zero >= 2 else 1)
+            static_bytes += parameter_count * optimizer_bytes / (shard_count if layout.zero >= 1 else 1)
         return round(static_bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:

@@ -67,8 +67,8 @@ class RankModel(ModelSpec):
         if self._symbolic_layout is None:
             return cached_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
         coordinates = self._layout.coordinates(self._rank)
-        whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
-        rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, whole_towers)
+        keeps_whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
+        rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, keeps_whole_towers)
         super().program(rank_flow)
         rank_flow.remove_other_stages()
         return rank_flow

@@ -255,12 +255,12 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
     remainder = micro_batches % group_size
     if micro_batches < group_size or 0 < remainder < ranks:
         next_multiple = micro_batches - remainder + group_size
-        valid_counts = (
+        valid_counts_text = (
             f"{next_multiple - group_size} or {next_multiple}" if next_multiple > group_size else str(next_multiple)
         )
         raise InputError(
             f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group_size} "
-            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts}, or no --vpp"
+            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts_text}, or no --vpp"
         )
 
 

@@ -42,11 +42,11 @@ _paper_columns: ContextVar[int | None] = ContextVar("paper_columns", default=Non
 @contextmanager
 def paper_columns(column_count: int | None) -> Iterator[None]:
     """Returns a context manager in which pictures are laid out for one or two columns of a paper; None for a screen."""
-    token = _paper_columns.set(column_count)
+    reset_token = _paper_columns.set(column_count)
     try:
         yield
     finally:
-        _paper_columns.reset(token)
+        _paper_columns.reset(reset_token)
 
 
 def is_narrow() -> bool:

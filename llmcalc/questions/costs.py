@@ -175,10 +175,8 @@ def _serving_cost(
     )
     server_search = server_study.find_servers()
     if server_search.chosen is None:
-        refusal_reasons = ", ".join(server_search.rejection_counts)
-        raise InputError(
-            f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
-        )
+        refusal_text = ", ".join(server_search.rejection_counts)
+        raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_text}")
     load_point = server_search.chosen.point
     cost = Cost(
         load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),

@@ -81,10 +81,10 @@ class _LoggedRun:
             return self.question.preset
         preset = known_model(self.parsed_log.model)
         if preset is None and (known_preset := known_checkpoint(self.parsed_log.model)) is not None:
-            preset, self.scheme_in_name, formats = preset_in_named_format(self.parsed_log.model, *known_preset)
+            preset, self.scheme_in_name, format_text = preset_in_named_format(self.parsed_log.model, *known_preset)
             self.notes.append(
-                f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {formats}, which a TARGET "
-                "or --quantize replaces"
+                f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {format_text}, which a "
+                "TARGET or --quantize replaces"
             )
         needs_model = self.parsed_log.program in FOLDERS or any(
             log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms

@@ -478,9 +478,9 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import NAMES, framework
 
-        owners = " or ".join(name for name in NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(name for name in NAMES if loss in framework(name).losses)
         raise InputError(
-            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {owners}"
+            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
 
 

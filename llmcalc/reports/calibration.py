@@ -55,18 +55,18 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
             (errors_left_out, "of runs left out"),
         )
     )
-    factor_texts = ", ".join(
+    factors_text = ", ".join(
         f"{factor_name} × {fitted_factor:.2f}"
         for factor_name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
     notes = [
-        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_texts}; {factor_texts}"
+        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_texts}; {factors_text}"
     ]
     if not calibration.is_proved:
         notes = [
             f"hardly calibrated: of {plural(calibration.run_count, 'measured run')}, those left out of a fit are not "
             f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
-            f"of the median error; median error {error_texts}; {factor_texts}"
+            f"of the median error; median error {error_texts}; {factors_text}"
         ]
     if calibration.refusal_reason:
         notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_texts})"]

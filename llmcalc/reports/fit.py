@@ -265,13 +265,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         serving_answer.best_replica.fit,
         serving_answer.best_replica.layout.world_size,
     )
-    sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
+    sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
         row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)
     ]
     if accelerator_fit.verdict != "no":
         table_rows += [
-            row(f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch),
+            row(f"users of each {sharing_ranks_text} (--users)", largest_run_fit.batch, memory_use.workload.batch),
             row("tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq),
         ]
     engine_title = largest_run_fit.engine_title

@@ -230,8 +230,10 @@ def _layout_row(
     if seconds_range is None:
         return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
-    seconds = range_ends_text(seconds_range)
-    return row(*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
+    seconds_text = range_ends_text(seconds_range)
+    return row(
+        *row_cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom
+    )
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:

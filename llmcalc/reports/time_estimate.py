@@ -320,14 +320,16 @@ def _run_text(timed_run: TimedRun) -> str:
     sequences_text = plural(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
-    tokens = {
+    work_text = {
         "training": f"training of {sequences_text} of {plural(timed_run.seq, 'token')}",
         "prefill": f"prompts of {sequences_text} of {plural(timed_run.seq, 'token')}"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
         "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return f"{tokens} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
+    return (
+        f"{work_text} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
+    )
 
 
 def _formats_text(timed_run: TimedRun) -> str:

@@ -60,8 +60,8 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         )
         for utilization_row in utilization.conventions
     ]
-    peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
-    peak_text = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
+    peak_flops_text = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
+    peak_text = f"{peak_flops_text} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
         *_high_utilization_notes(utilization),
         f"peak of each device: {peak_text}",

@@ -605,5 +605,5 @@ def time_inference(
 def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
     memory_use = model_memory.states
-    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
-    return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))
+    weight_bytes = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
+    return int(weight_bytes / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))

@@ -317,7 +317,7 @@ class Formulas:
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
-        stored_format, block = self._stored_format, self._stored_format.keys.block_elements
+        stored_format, block_elements = self._stored_format, self._stored_format.keys.block_elements
         head_sizes = {
             head_size
             for node_place in self.symbolic.numeric_tree.walk()
@@ -327,7 +327,7 @@ class Formulas:
         if (
             stored_format.has_scale_per_head
             or stored_format.is_latent_format
-            or any(size % block for size in head_sizes)
+            or any(size % block_elements for size in head_sizes)
         ):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here "

@@ -248,11 +248,11 @@ def _match_fused_tensors(
     return unmatched_tensors
 
 
-def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
+def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
     """Returns a dict from each possible fused shape to the tensors of a parent module that concatenate to it."""
     tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
-    for sibling_group in _tensor_groups(unmatched_tensors, axes):
-        for axis in range(max(0, axes - 2), axes):
+    for sibling_group in _tensor_groups(unmatched_tensors, axis_count):
+        for axis in range(max(0, axis_count - 2), axis_count):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
                 first_shape = sibling_group[0].shape
                 fused_shape = (
@@ -265,12 +265,12 @@ def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Sh
     return tensors_by_shape
 
 
-def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterator[tuple[ExpectedTensor, ...]]:
+def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> Iterator[tuple[ExpectedTensor, ...]]:
     tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
-        if len(expected_tensor.shape) == axes:
+        if len(expected_tensor.shape) == axis_count:
             # vectors are only compared by size
-            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(expected_tensor)
+            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axis_count > 1 else ""].append(expected_tensor)
     for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
             yield from combinations(sibling_tensors[:8], group_size)

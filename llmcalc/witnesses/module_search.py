@@ -189,14 +189,14 @@ class _ModuleSearch:
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
-    def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
+    def _modules_of_lists(self, root_path: str, list_names: str, layer_count: int) -> list[str]:
         """Returns the layers' modules: the members of one `ModuleList` or of several consecutive lists, or a part.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
         path_patterns = [name if "*" in name else f"{name}.*" for name in list_names.split(" + ")]
-        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root, name))]
+        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root_path, name))]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(

@@ -534,8 +534,8 @@ class Attention(TokenMixer):
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
         # an array or a symbol is not a single number
-        single_kv_head = isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
-        return "Shazeer 2019, §3" if single_kv_head else "Ainslie et al. 2023, §2"
+        has_single_kv_head = isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
+        return "Shazeer 2019, §3" if has_single_kv_head else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
         num_heads, k, d = self.sizes(hidden_size)

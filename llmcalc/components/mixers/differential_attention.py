@@ -165,9 +165,9 @@ class DifferentialAttention(WindowedMixer):
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
-        heads = str(a) if a == k else f"{a}/{k}"
+        heads_text = str(a) if a == k else f"{a}/{k}"
         window_text = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"differential {heads} × {self.head_dim}{window_text}"
+        return f"differential {heads_text} × {self.head_dim}{window_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

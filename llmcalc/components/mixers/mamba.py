@@ -128,8 +128,8 @@ class Mamba(TokenMixer):
         )
 
     def describe(self, hidden_size: int) -> str:
-        heads = "" if self.num_heads is None else f", {self.num_heads} heads"
-        return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
+        heads_text = "" if self.num_heads is None else f", {self.num_heads} heads"
+        return f"Mamba {self.intermediate_size} × {self.state_size}{heads_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

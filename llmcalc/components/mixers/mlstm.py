@@ -188,8 +188,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
-            keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
+            key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for projection, output_width in (
+                ("q", key_width),
+                ("k", key_width),
+                ("v", value_width),
+                ("ogate", value_width),
+            ):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()

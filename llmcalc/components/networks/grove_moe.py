@@ -98,10 +98,10 @@ class GroveMoE(Network):
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
-        expert_groups = self.num_experts // self.experts_per_group
+        expert_group_count = self.num_experts // self.experts_per_group
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)} + adjugate "
-            f"{expert_groups} × {self.adjugate_expert.intermediate_size}"
+            f"{expert_group_count} × {self.adjugate_expert.intermediate_size}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -603,8 +603,8 @@ class VPTQ(LinearFormat):
         codebook_elements = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
         outlier_bytes: Number = 0
         if self.outliers is not None:
-            outlier_columns, outlier_length, outlier_centroids = self.outliers
-            codebook_elements += outlier_centroids * outlier_length
+            outlier_columns, outlier_length, outlier_centroid_count = self.outliers
+            codebook_elements += outlier_centroid_count * outlier_length
             outlier_bytes = 2 * ceil_div(out_features, outlier_length) * outlier_columns
         return StoredBytes(
             index_words * INT32 + outlier_bytes,

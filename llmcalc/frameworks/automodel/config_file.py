@@ -457,13 +457,13 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     names = adapters.get("target_modules") or []
     names = [names] if isinstance(names, str) else names
-    excluded = adapters.get("exclude_modules") or []
-    if not reader.flag(adapters, "match_all_linear") and not names and not excluded:
+    excluded_modules = adapters.get("exclude_modules") or []
+    if not reader.flag(adapters, "match_all_linear") and not names and not excluded_modules:
         names = ["*_proj"]
     is_every_layer = not names or "*" in names
     if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
         reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
-    _note_excluded(reader, excluded if isinstance(excluded, list) else [excluded])
+    _note_excluded(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
     settings = lora_settings(
         reader,
         rank=("peft.dim", reader.value(adapters, "dim", 8)),
@@ -484,8 +484,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
-    counted = [
+    counted_modules = [
         str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
     ]
-    if counted:
-        reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted[:6])} are counted too")
+    if counted_modules:
+        reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted_modules[:6])} are counted too")

@@ -253,7 +253,9 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
-    reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    reshards_after_forward = RESHARD[
+        job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")
+    ]
     expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate_method = job_config.word_of(
         "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
@@ -270,7 +272,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=pp == 1 if reshard_setting is None else reshard_setting,
+        reshard=pp == 1 if reshards_after_forward is None else reshards_after_forward,
         schedule=schedule,
         pp_layout=stage_sizes,
     )

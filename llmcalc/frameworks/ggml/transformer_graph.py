@@ -675,14 +675,16 @@ class ModelGraph:
 
         Source: `graph_mtp` of src/models/qwen35.cpp.
         """
-        tokens, module = self.settings.tokens, min(self.layers)
+        tokens, layer_index = self.settings.tokens, min(self.layers)
         model_states = Tensor(
             self.hidden_size * tokens * F32, operation_name="input", layout=(self.hidden_size, tokens, F32)
         )
-        normed_states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
-        embeddings = self.norm(f"blk.{module}.nextn.enorm.weight", module, embeddings)
+        normed_states = self.norm(f"blk.{layer_index}.nextn.hnorm.weight", layer_index, model_states)
+        embeddings = self.norm(f"blk.{layer_index}.nextn.enorm.weight", layer_index, embeddings)
         concatenated_states = self._new_tensor((2 * self.hidden_size, tokens), embeddings, normed_states)
-        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden_size, concatenated_states, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.nextn.eh_proj.weight", layer_index, self.hidden_size, concatenated_states, tokens
+        )
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
         """Returns the inputs of each layer (Gemma 3n and 4): embeddings for each layer, plus the projected embeddings.

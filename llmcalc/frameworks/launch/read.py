@@ -620,15 +620,18 @@ A task of srun or mpirun is a process, unless a launcher of its own runs in it.
 """
 
 
-def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
-    for i, command_word in enumerate(launcher):
+    for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
         count_kind = COUNTS.get(
             f"--{option_name[2:].replace('_', '-')}" if option_name.startswith("--") else option_name
         )
         if count_kind is not None:
-            yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
+            yield (
+                count_kind,
+                option_value if equals_sign else (launcher_words[i + 1] if i + 1 < len(launcher_words) else ""),
+            )
 
 
 def starts_on_every_device(command_line: CommandLine) -> bool:
@@ -636,9 +639,9 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
     `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher and `torchrun --nproc-per-node gpu`.
     """
-    launcher = command_line.launcher
-    program_names = [command_word.rpartition("/")[2] for command_word in launcher]
-    count_texts = [count_text for _, count_text in _launcher_counts(launcher)]
+    launcher_words = command_line.launcher
+    program_names = [command_word.rpartition("/")[2] for command_word in launcher_words]
+    count_texts = [count_text for _, count_text in _launcher_counts(launcher_words)]
     if any(count_text in ("gpu", "auto") for count_text in count_texts):
         return True
     if any(map(is_unresolved, count_texts)):

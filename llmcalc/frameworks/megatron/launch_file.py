@@ -260,11 +260,13 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    group_devices, instances = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    group_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
     moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
     if group_devices <= 0 or moe_ranks <= 0:
         return max(1, group_devices * settings.pp)
-    return group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instances) * max(1, settings.pp)
+    return (
+        group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instance_count) * max(1, settings.pp)
+    )
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:

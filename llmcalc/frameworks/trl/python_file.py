@@ -357,7 +357,8 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
         if any(
-            _is_in_skipped_branch(condition, branch, variables) for condition, branch in conditions.get(id(node), ())
+            _is_in_skipped_branch(condition, branch_value, variables)
+            for condition, branch_value in conditions.get(id(node), ())
         ):
             continue
         arguments = keyword_arguments(node, variables)
@@ -381,8 +382,8 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
             open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
         open_nodes.append((node.test, node_conditions))
-        for branch, branch_body in ((True, node.body), (False, node.orelse)):
-            branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
+        for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
+            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
             open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions

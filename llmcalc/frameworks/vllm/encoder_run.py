@@ -184,10 +184,10 @@ def encoder_run(
         images_per_input * (image_tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
     )
     token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
-    prompt_images = max(
+    prompt_image_count = max(
         1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // tokens_with_timestamps)
     )
-    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_images))
+    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_image_count))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = encoder_request.element_bytes
@@ -228,9 +228,11 @@ def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
     hidden_size, encoder_layer = vision_tower.hidden_size, vision_tower.stack.block
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
-    attention_vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
+    attention_vector_count = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
     reduced_output = hidden_size if rank_count > 1 else 0
-    attention_elements = 2 * hidden_size + attention_vectors * query_width // rank_count + hidden_size + reduced_output
+    attention_elements = (
+        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_output
+    )
     network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // rank_count
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
 

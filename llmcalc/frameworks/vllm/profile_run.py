@@ -91,13 +91,13 @@ class ProfileRun(NamedTuple):
     def sampler_bytes(self, rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequences * rank.vocab_size * 4
-        logits_copies = engine_rules.logits_copies
+        logits_copy_count = engine_rules.logits_copies
         if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
-            logits_copies = 1.5
-        elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
-            logits_copies += 0.5  # the logits themselves are float32 already
+            logits_copy_count = 1.5
+        elif self.element_bytes == 4 and logits_copy_count < COPIES_WITH_SORT:
+            logits_copy_count += 0.5  # the logits themselves are float32 already
         return (
-            int(logits_copies * logits_bytes)
+            int(logits_copy_count * logits_bytes)
             + engine_rules.sampler_rows_per_unit * self.compute_units * rank.vocab_size * 4
         )
 

@@ -107,10 +107,10 @@ class ViewOperations:
         """Repeats axes of one element without allocating memory. The gradient is the sum over the repeated axes."""
         if x.shape == shape:
             return x
-        input_shape, new_axes = x.shape, len(shape) - len(x.shape)
-        strides = (0,) * new_axes + tuple(
+        input_shape, new_axis_count = x.shape, len(shape) - len(x.shape)
+        strides = (0,) * new_axis_count + tuple(
             0 if is_size_one(axis_size) and not is_size_one(expanded_size) else stride
-            for axis_size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
+            for axis_size, expanded_size, stride in zip(x.shape, shape[new_axis_count:], x.strides, strict=True)
         )
         return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.sum_to_shape(input_shape, g),))
 

@@ -121,7 +121,7 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options, unstated = (
+    options, unstated_fields = (
         f"--lora-rank {rank}",
         [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)],
     )
@@ -138,13 +138,13 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
         other_names = [name for name in names if name not in option_names]
         other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
         if other_names:
-            unstated.append(f"{short_repr(other_names[0])} in {field_name}")
+            unstated_fields.append(f"{short_repr(other_names[0])} in {field_name}")
     options += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = (
         "; --lora-targets and --modules-to-save name modules of all layers, and do not state "
-        f"{', '.join(unstated)} of this adapter"
+        f"{', '.join(unstated_fields)} of this adapter"
     )
-    return f"llmcalc memory counts its training with {options}{remark if unstated else ''}"
+    return f"llmcalc memory counts its training with {options}{remark if unstated_fields else ''}"
 
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

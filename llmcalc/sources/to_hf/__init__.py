@@ -110,8 +110,10 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
 
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    tower_differences = sum(count_changed_values(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(count_changed_values, mismatches)) - tower_differences, tower_differences
+    tower_difference_count = sum(
+        count_changed_values(difference) for difference in mismatches if _is_in_tower(difference)
+    )
+    return sum(map(count_changed_values, mismatches)) - tower_difference_count, tower_difference_count
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:

@@ -454,7 +454,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
-        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         expert_path = (*self.module_path(), expert_index)
         weight = self.with_role(
             weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), expert_path)
@@ -464,7 +464,7 @@ class ExpertKernels(HeadKernels):
             if operation.options["bias"]
             else None
         )
-        self.in_expert = previous_in_expert
+        self.in_expert = was_in_expert
         uses_transformer_engine, row_count = self.rank_choices.uses_transformer_engine, x.shape[0]
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
@@ -493,7 +493,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the weights and biases of this rank's experts for one layer."""
-        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
@@ -501,7 +501,7 @@ class ExpertKernels(HeadKernels):
         biases: list[Tensor] = []
         if operation.options["bias"]:
             biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
-        self.in_expert, self.role = previous_in_expert, previous_role
+        self.in_expert, self.role = was_in_expert, previous_role
         return expert_weights, biases
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:

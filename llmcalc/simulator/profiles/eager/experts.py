@@ -62,8 +62,8 @@ class ExpertKernels(Lowering):
             if "scale" in inputs_by_name:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
             if route_options["skip"]:
-                is_skipped_expert = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.new_like(expert_indices)
+                skipped_expert_mask = aten.compare(expert_indices)
+                weights, expert_indices = aten.masked_fill(weights, skipped_expert_mask), aten.new_like(expert_indices)
         for recorded_value, x in zip(operation.output_values, (weights, expert_indices), strict=True):
             self.store_tensor(recorded_value, x)
 

@@ -485,9 +485,9 @@ class LoraKernels(FakeQuantizationKernels):
         float16_input = aten.to(x.detached(), FLOAT16)
         row_scales, codes = aten.new_tensor((row_count,), FLOAT32), aten.new_tensor((row_count, column_count), UINT8)
         magnitudes = aten.new_like(float16_input)
-        is_outlier = aten.new_tensor((row_count, column_count), BOOL)
+        outlier_mask = aten.new_tensor((row_count, column_count), BOOL)
         del magnitudes
-        del is_outlier, float16_input
+        del outlier_mask, float16_input
         int32_products = aten.new_tensor((row_count, output_width), INT32)
         decoded_product = aten.new_tensor((row_count, output_width), FLOAT16)
         output = decoded_product if dtype is FLOAT16 else aten.new_tensor((row_count, output_width), dtype)

@@ -33,9 +33,12 @@ def _read_hf_olmo(config: Config) -> Table:
     """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
     has_bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
-    norm_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
-    is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
-    norm = _olmo_norm(config, is_affine, norm_bias)
+    norm_has_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
+    is_affine, qk_norm_is_affine = (
+        config.flag("layer_norm_with_affine"),
+        config.flag("attention_layer_norm_with_affine"),
+    )
+    norm = _olmo_norm(config, is_affine, norm_has_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
@@ -47,7 +50,7 @@ def _read_hf_olmo(config: Config) -> Table:
         stack["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm_fields(_olmo_norm(config, qk_affine, norm_bias), "projection")
+        mixer |= qk_norm_fields(_olmo_norm(config, qk_norm_is_affine, norm_has_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre")
