@@ -305,7 +305,7 @@ class ModelSpec(Part):
     def output_parts(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
         output_parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
-        return [component for component in output_parts if component is not None]
+        return [output_part for output_part in output_parts if output_part is not None]
 
     @property
     def projected_output_size(self) -> int | None:

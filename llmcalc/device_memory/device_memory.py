@@ -451,7 +451,7 @@ def _add_encoders(
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.kind == "cache")
+    cache_bytes = sum(kind_bytes.bytes for kind_bytes in unreplayed_bytes if kind_bytes.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

@@ -50,8 +50,8 @@ class ReceiptFile:
     @cached_property
     def other_model(self) -> str:
         """The model in the log, if it differs from the question's model; otherwise empty."""
-        known_name = known_model(self.parsed_log.model)
-        return "" if known_name is None or known_name.model == self.preset.model else known_name.name
+        known_preset = known_model(self.parsed_log.model)
+        return "" if known_preset is None or known_preset.model == self.preset.model else known_preset.name
 
     @cached_property
     def other_version(self) -> str:

@@ -610,7 +610,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         check_layout=partial(framework_record.check_layout, run_memory),
     ):
         if launched_run is not None:
-            ranks = Cluster.with_framework(
+            cluster = Cluster.with_framework(
                 run_memory,
                 launched_run.layout,
                 framework_record,
@@ -623,14 +623,14 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
 
             hardware = run_question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
-            ranks = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
+            cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
             stated_layout = layout_of(layout)
             answer_fields["planned_framework"] = _planned_framework(run_question, framework_record)
-            ranks = Cluster.with_framework(
+            cluster = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        ranks_answer = RanksMemoryAnswer.of_result(ranks, **answer_fields, launch=launched_run)
+        ranks_answer = RanksMemoryAnswer.of_result(cluster, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer

@@ -379,8 +379,8 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     default_settings = Settings(run_question.settings.phase)
     adapters = [
         setting
-        for setting, field in declarations_of(Settings).items()
-        if "lora_rank" in (setting, field.setting.required_setting)
+        for setting, declaration in declarations_of(Settings).items()
+        if "lora_rank" in (setting, declaration.setting.required_setting)
     ]
     return replace(
         run_question,

@@ -72,7 +72,9 @@ class UsualEngine:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
         settings, software_stack = memory.settings, usual_stack(hardware, memory)
         engine_records = [
-            framework for framework in map(engine, FOLDERS) if framework.software_stack(NEWEST) == software_stack
+            engine_record
+            for engine_record in map(engine, FOLDERS)
+            if engine_record.software_stack(NEWEST) == software_stack
         ]
         if (
             settings.phase not in ("inference", "decode")
@@ -204,8 +206,8 @@ class UsualEngine:
             fitting_replicas[0] if fitting_replicas else min(replicas, key=lambda replica: replica.fit.needed_bytes)
         )
         best_engine = replace(self, devices=best_replica.layout.pp)
-        largest_run = best_engine.fit_with_engine_buffers(run_memory)
-        if largest_run is None:
+        fit_answer = best_engine.fit_with_engine_buffers(run_memory)
+        if fit_answer is None:
             return None
         fewest_layout: Layout | None = best_replica.layout
         if not fitting_replicas:
@@ -213,14 +215,14 @@ class UsualEngine:
             fewest_layout = None if larger_option is None else larger_option.layout
             if larger_option is not None:
                 device_change = SettingChange(larger_option.command_options, larger_option.fit)
-                largest_run = replace(largest_run, changes=(device_change, *largest_run.changes))
+                fit_answer = replace(fit_answer, changes=(device_change, *fit_answer.changes))
         return ServingFitAnswer(
             run_memory,
             tuple(replicas),
             best_replica,
             None if fewest_layout is None else fewest_layout.replica_devices,
             fewest_layout,
-            largest_run,
+            fit_answer,
         )
 
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:

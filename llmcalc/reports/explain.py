@@ -512,7 +512,9 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, ran
         _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
     ]
     for formula_section in explanation.sections:
-        latex_lines.append(_latex_comment(", ".join(path.path or "model" for path in formula_section.formula_nodes)))
+        latex_lines.append(
+            _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
+        )
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [
@@ -536,7 +538,12 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, ran
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
-        dict.fromkeys(path.source for section in explanation.sections for path in section.formula_nodes if path.source)
+        dict.fromkeys(
+            formula_node.source
+            for section in explanation.sections
+            for formula_node in section.formula_nodes
+            if formula_node.source
+        )
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
     if with_bibtex:

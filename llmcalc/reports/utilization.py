@@ -41,7 +41,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    flops_scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
+    flops_scale = units.decimal_scale(
+        max(convention_utilization.flops_per_token for convention_utilization in utilization.conventions), "FLOPs"
+    )
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -68,7 +70,11 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
+        *(
+            f"{convention_utilization.name}: {convention_utilization.source}"
+            for convention_utilization in utilization.conventions
+            if convention_utilization.source
+        ),
     ]
     rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(

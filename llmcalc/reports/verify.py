@@ -284,12 +284,12 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
-    direct_count = sum(len(comparison.compared_alone) for _, comparison in covered_models)
-    summed_count = sum(len(comparison.compared_in_sums) for _, comparison in covered_models)
+    direct_count = sum(len(coverage.compared_alone) for _, coverage in covered_models)
+    summed_count = sum(len(coverage.compared_in_sums) for _, coverage in covered_models)
     missing_paths = [
         path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
-        for model_verdict, comparison in covered_models
-        for path in comparison.compared_in_totals
+        for model_verdict, coverage in covered_models
+        for path in coverage.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (

@@ -470,13 +470,13 @@ class RepeatAnalysis:
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        requested_bytes = AllocatorStepEncoder(repeated_events.count)
+        requested_steps = AllocatorStepEncoder(repeated_events.count)
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
+                allocator_steps = requested_steps.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
                     device.play(allocator_steps, repeated_events.count, storage_offset)
-        return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
+        return AllocatorOverhead.overhead_of_replay(device, requested_steps)
 
 
 class RepeatedEvents:

@@ -389,8 +389,8 @@ def plan_of(
             budget,
             replays.begin,
         )
-        fastest_plan = order_of_layouts.plan_of_fastest() if row_limit == 1 and suggests_nearest == "never" else None
-        layout_order = fastest_plan or order_of_layouts.plan(row_limit, suggests_nearest)
+        fastest_layouts = order_of_layouts.plan_of_fastest() if row_limit == 1 and suggests_nearest == "never" else None
+        layout_order = fastest_layouts or order_of_layouts.plan(row_limit, suggests_nearest)
     layout_plan = LayoutPlan(
         layout_estimates,
         hardware,

@@ -358,11 +358,11 @@ class TrainingTimes:
         """Yields settings that often slow down runs, with the estimated seconds."""
         step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, time_stack = self.device, self.stack
-        older_attention = time_stack.model_copy(update={"attention": "fa2"})
+        older_stack = time_stack.model_copy(update={"attention": "fa2"})
         unfused_stack = time_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
         slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
-            ("attention of an older kernel", device, older_attention, step_plan),
+            ("attention of an older kernel", device, older_stack, step_plan),
             ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recomputed_share=1.0)),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
@@ -375,8 +375,8 @@ class TrainingTimes:
                     step_plan,
                 )
             )
-        for settings_text, device, time_stack, changed_settings in slower_settings:
-            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_settings).seconds)
+        for settings_text, device, time_stack, changed_plan in slower_settings:
+            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_plan).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:

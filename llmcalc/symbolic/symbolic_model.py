@@ -222,9 +222,9 @@ def _rank_in_symbols(
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
-    assert isinstance(symbolic_rank, RankModel)
-    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.layer_with_symbols(replace(layout, **degrees)).tree())
+    symbolic_spec = _replace_sizes_by_symbols(rank, traced_size)
+    assert isinstance(symbolic_spec, RankModel)
+    symbolic_tree: Node = _replace_by_formulas(symbolic_spec.layer_with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 

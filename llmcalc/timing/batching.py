@@ -204,8 +204,10 @@ class Replica:
 
         cached_tokens: cached tokens per sequence.
         """
-        step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
-        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.number_formats, self.layout.pp)
+        batch_rank_pass = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
+        target_pass = forward_pass(
+            self.spec, self.device, self.stack, batch_rank_pass, self.number_formats, self.layout.pp
+        )
         if self.speculation is None:
             return target_pass
         draft_seconds = self.speculation.draft_seconds(
@@ -228,12 +230,12 @@ class Replica:
             self._timed_prompts[whole_prompt_count] = self.prompt_pass(
                 whole_prompt_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
-        timed_prompts = self._timed_prompts[whole_prompt_count]
+        prompt_pass = self._timed_prompts[whole_prompt_count]
         if not has_server_delay:
-            return timed_prompts
-        first_token, pass_parts = self.stack.first_token, timed_prompts.seconds_by_part
+            return prompt_pass
+        first_token, pass_parts = self.stack.first_token, prompt_pass.seconds_by_part
         return InferencePass(
-            timed_prompts.seconds + first_token, pass_parts | {"server": first_token}, timed_prompts.timed_passes
+            prompt_pass.seconds + first_token, pass_parts | {"server": first_token}, prompt_pass.timed_passes
         )
 
     @cached_property

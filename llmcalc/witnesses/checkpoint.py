@@ -192,7 +192,9 @@ def _match_expert_stacks(
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    tensor_shapes = {shape for stack in expert_stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
+    tensor_shapes = {
+        shape for expert_tensor in expert_stacks for shape in (expert_tensor.shape[1:], expert_tensor.shape[:0:-1])
+    }
     words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:

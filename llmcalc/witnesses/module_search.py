@@ -93,8 +93,8 @@ class _ModuleSearch:
     def find_modules_outside_towers(
         self, node_tree: Node, model_kind: str, base_path: str
     ) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
-        root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
+        text_modules = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
+        root_modules = tuple(dict.fromkeys((*text_modules.modules, base_path, "")))
         stacks_by_name = {
             child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
@@ -103,9 +103,9 @@ class _ModuleSearch:
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
-            for stack_name, stack in stacks_by_name.items():
+            for stack_name, stack_node in stacks_by_name.items():
                 yield from self._modules_of_stack(
-                    f"{stack_name}.", stack.children, self._side_modules(stack_name, root_modules)
+                    f"{stack_name}.", stack_node.children, self._side_modules(stack_name, root_modules)
                 )
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))

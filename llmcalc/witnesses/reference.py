@@ -224,7 +224,7 @@ def _checks(
         checks = compare_nodes(
             model_tree,
             quantity_name,
-            lambda place: place.cost_per_repeat(cost, included_parts),
+            lambda position: position.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
             witness_name,

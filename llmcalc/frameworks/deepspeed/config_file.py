@@ -97,7 +97,7 @@ def read_deepspeed_section(
             reader.ignored_arguments.append(config_key)
     unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
-    zero_table = _zero_settings(reader, config)
+    zero_settings = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
     command_settings |= _number_formats(reader, config, trainer_args)
     command_settings |= _optimizer_settings(reader, config)
@@ -116,7 +116,7 @@ def read_deepspeed_section(
         reader.unknown_arguments["tensor_parallel.autotp_size"] = (
             "layers divided by AutoTP: --allow-unknown counts whole ones"
         )
-    return LaunchSettings(Layout(dp=device_count, zero=zero_table.stage or 0), command_settings, zero_table)
+    return LaunchSettings(Layout(dp=device_count, zero=zero_settings.stage or 0), command_settings, zero_settings)
 
 
 def run_of_program(

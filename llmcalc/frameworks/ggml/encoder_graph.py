@@ -344,8 +344,10 @@ class _EncoderGraph:
         """Returns layer → the projector that reads its output; evenly spread where the description names none."""
         projectors = self.shape.deepstack
         return {
-            layer_count * (i + 1) // (len(projectors) + 1) if part.lower_layer is None else part.lower_layer: part
-            for i, part in enumerate(projectors)
+            layer_count * (i + 1) // (len(projectors) + 1)
+            if projector.lower_layer is None
+            else projector.lower_layer: projector
+            for i, projector in enumerate(projectors)
         }
 
     @staticmethod

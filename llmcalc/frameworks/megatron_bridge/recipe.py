@@ -202,10 +202,10 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_file = Configurations(parse_python(file_text, file_path), COMMON)
-    if imported_name not in imported_file.functions:
+    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON)
+    if imported_name not in imported_configurations.functions:
         raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
-    return _with_flex_dispatcher(imported_file, imported_name), imported_name
+    return _with_flex_dispatcher(imported_configurations, imported_name), imported_name
 
 
 def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> Config:

@@ -308,11 +308,11 @@ def _container_servers(
             f"{server_finder.name_in_errors}: {place_in_file[:80]}: nested too deeply; expected at most "
             f"{DEEPEST_NESTING} tables"
         )
-    named_server = server_of_table(manifest_table)
-    if named_server is not None:
-        gpu_name = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
+    server_container = server_of_table(manifest_table)
+    if server_container is not None:
+        gpu_name = server_container.gpu or _node_accelerator((*outer_tables, manifest_table))
         yield from server_finder.servers_in_words(
-            replace(named_server, place_in_file=_short_location(place_in_file), gpu=gpu_name)
+            replace(server_container, place_in_file=_short_location(place_in_file), gpu=gpu_name)
         )
         return
     if (

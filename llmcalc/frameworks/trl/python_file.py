@@ -259,9 +259,9 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
         )
 
 
-def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
+def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    object_name, _, name = argument.text.partition(".")
+    object_name, _, name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(name, "") is None:
         return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
     return "is known only when the file runs"

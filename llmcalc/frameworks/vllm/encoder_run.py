@@ -161,19 +161,19 @@ def encoder_run(
         if encoder_request.image_size is None
         else [encoder_request.image_size]
     )
-    largest_image = max(
+    largest_input = max(
         _processed_images(image_resizing, image_sizes, tower.patches.patch_size),
-        key=lambda processed_image: processed_image.tokens,
+        key=lambda processed_input: processed_input.tokens,
     )
     images_per_input = 1
     if encoder_request.video_frames is not None:
-        image_limit = encoder_request.max_model_len // largest_image.tokens - encoder_request.video_frames.beside_image
+        image_limit = encoder_request.max_model_len // largest_input.tokens - encoder_request.video_frames.beside_image
         images_per_input = max(
             1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, image_limit)
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
-    image_tokens = largest_image.tokens - timestamp_tokens
-    image_patches = largest_image.tile_or_clip_count * largest_image.rows * largest_image.columns
+    image_tokens = largest_input.tokens - timestamp_tokens
+    image_patches = largest_input.tile_or_clip_count * largest_input.rows * largest_input.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
         images_per_input = encoder_request.videos_as_images.frames

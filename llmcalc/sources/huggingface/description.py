@@ -427,8 +427,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     )
     uncounted_towers = {
         field_name: tower_notes
-        for record in family_records
-        for field_name, tower_notes in record.uncounted_fields.items()
+        for family in family_records
+        for field_name, tower_notes in family.uncounted_fields.items()
     }
     encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
