@@ -59,11 +59,13 @@ class Tool(NamedTuple):
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
         common_schemas = {name: value_schema for name, value_schema in self.arguments.items() if name in self.common}
-        other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
+        other_names_text = ", ".join(
+            argument_name for argument_name in self.arguments if argument_name not in self.common
+        )
         note_texts: list[str] = []
-        if other_names:
+        if other_names_text:
             note_texts.append(
-                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}."
+                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names_text}."
             )
         if self.name in WITH_ENGINES:
             note_texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')

@@ -382,5 +382,5 @@ def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     ]
     for copied_module in sorted(adapters.trained_modules):
         if copied_module not in outer_modules:
-            modules = ", ".join(dict.fromkeys(outer_modules))
-            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")
+            module_names_text = ", ".join(dict.fromkeys(outer_modules))
+            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {module_names_text}")

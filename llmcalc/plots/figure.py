@@ -172,8 +172,8 @@ def format_of(path: Path, option_name: str = "--output") -> str:
     """Returns the picture format of a file suffix. option_name: the option of `path`, for errors."""
     file_suffix = path.suffix.lower().removeprefix(".")
     if file_suffix not in FORMATS:
-        known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
-        raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {known_suffixes}")
+        suffixes_text = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
+        raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {suffixes_text}")
     return file_suffix
 
 

@@ -175,11 +175,11 @@ class RunQuestion(RunOptions):
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, cuda_runtime = self.preset, self.cuda_runtime_on(self.hardware)
-        other_models: list[UnreplayedBytes] = []
+        draft_model_bytes: list[UnreplayedBytes] = []
         if self.draft is not None:
             from ..studies.draft import draft_bytes
 
-            other_models = draft_bytes(self.draft, self.settings)
+            draft_model_bytes = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_changes(base=base_of_checkpoint(preset.stored_as))
@@ -193,7 +193,9 @@ class RunQuestion(RunOptions):
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._is_float16_training:
             settings = settings.with_changes(precision="fp16-master")
-        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
+        return memory(
+            preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
+        )
 
     @property
     def _is_float16_training(self) -> bool:

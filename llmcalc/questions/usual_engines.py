@@ -252,10 +252,10 @@ class UsualEngine:
         bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))
         if not bytes_by_device:
             return None
-        fullest_device = bytes_by_device.index(max(bytes_by_device))
-        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device])
+        fullest_device_index = bytes_by_device.index(max(bytes_by_device))
+        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device_index])
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
-        return ReplicaFit(layout, layout.rank(pp=fullest_device), memory_fit, decoding)
+        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding)
 
     def _largest_fitting_users(
         self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int

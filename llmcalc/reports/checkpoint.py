@@ -132,8 +132,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")
     if tensor_match.tied_copies:
-        tensor_names = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
-        notes.append(f"the tied output head is stored again: {tensor_names}")
+        names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
+        notes.append(f"the tied output head is stored again: {names_text}")
     if tensor_match.buffers:
         notes.append(
             f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "

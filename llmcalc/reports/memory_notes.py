@@ -171,9 +171,9 @@ def gguf_note(run_memory: Memory, target: str) -> str:
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters and a quantized base of a projection whose weight the kernel of a scan reads itself."""
-    adapters, params = memory_use.adapters, memory_use.parameter_count
+    adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(position) for position, _ in linear_layers(params.tree, params.include)
+        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []

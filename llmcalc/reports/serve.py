@@ -149,8 +149,8 @@ def load_text(serve_study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
     latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
-        duration = duration_text(serve_study.trace.duration_seconds)
-        user_count_text = f"{plural(len(serve_study.trace.requests), 'request')} in {duration}"
+        trace_text = duration_text(serve_study.trace.duration_seconds)
+        user_count_text = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_text}"
         return f"{user_count_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")

@@ -420,8 +420,8 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
 
 def _size_note(timed_run: TimedRun) -> str:
     """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
-    resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
-    sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
+    resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
+    sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
@@ -433,7 +433,7 @@ def _size_note(timed_run: TimedRun) -> str:
             if timed_run.phase == "decode":
                 size_note += f", the first line a host that reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
     elif timed_run.chosen_options:
-        undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
+        undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity_bytes else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
     elif timed_run.devices == 1:
         size_note = f"{training_text}: they do not fit; llmcalc fit tries changes that need less"

@@ -19,9 +19,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
     if not rows_above_peak:
         return []
     if all(convention_row.key != EXACT_CAUSAL for convention_row in rows_above_peak):
-        convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
+        names_text = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
-            f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
+            f"more than 100 % by {names_text}, with FLOPs that need not be computed; the exact count of causal "
             "pairs is below the peak"
         ]
     dtype_bits = units.DTYPE_BITS[utilization.dtype]

@@ -111,8 +111,8 @@ def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figu
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
     }
-    forward_count = flops(preset.model, run_config_of(preset.model, seq=seq))
-    quantities["forward FLOPs per token"] = forward_count.per_token, "FLOPs"
+    flop_count = flops(preset.model, run_config_of(preset.model, seq=seq))
+    quantities["forward FLOPs per token"] = flop_count.per_token, "FLOPs"
     quantities["training FLOPs per token"] = (
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",

@@ -349,8 +349,8 @@ class TrainingTimes:
                 (False, step_plan.recomputed_share, skipped_seconds),
                 (True, 1.0, 0.0),
             ):
-                kernels = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
-                wait_seconds = host_wait(timed_pass, self.stack, layer_index, is_backward, kernels)
+                kernel_seconds = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
+                wait_seconds = host_wait(timed_pass, self.stack, layer_index, is_backward, kernel_seconds)
                 seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
         return seconds
 
@@ -425,8 +425,10 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
             f"{run_adapters.base_format} is not modelled; expected --lora-library peft, or --base none"
         )
     if run_adapters.trained_modules:
-        modules = ",".join(sorted(run_adapters.trained_modules))
-        raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+        module_names_text = ",".join(sorted(run_adapters.trained_modules))
+        raise InputError(
+            f"--modules-to-save {module_names_text}: the time of trained copies is not modelled; expected none"
+        )
     if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"

@@ -390,7 +390,9 @@ def _step_seconds(
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack))
+    bubble_seconds = idle_seconds + 2 * stage_hop_seconds * (
+        step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack)
+    )
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
@@ -400,9 +402,14 @@ def _step_seconds(
         else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
         + time_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
-    part_seconds = {"work": pipeline_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
+    part_seconds = {
+        "work": pipeline_seconds,
+        "bubble": bubble_seconds,
+        "data": message_seconds,
+        "update": update_seconds,
+    }
     return StepTime(
-        pipeline_seconds + bubble + message_seconds + update_seconds,
+        pipeline_seconds + bubble_seconds + message_seconds + update_seconds,
         part_seconds,
         timed_pass,
         ranks.slowest_seconds,
@@ -476,8 +483,8 @@ def _data_parallel_seconds(
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
-        exposed_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
-        exposed_seconds = choose(sends_once, exposed_seconds, exposed_per_pass)
+        exposed_seconds_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
+        exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
 
 

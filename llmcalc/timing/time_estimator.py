@@ -478,8 +478,10 @@ class TimeEstimator:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             moved_bytes = bytes_per_element * m * n + output_bytes * m * k
-            input_gradient = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
+            input_gradient_seconds = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
+            yield from self._time_with_weights(
+                kernel, True, input_gradient_seconds, bytes_per_element * weight, moved_bytes
+            )
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.is_frozen else 1.0) * cast_bytes * m * n)
             if kernel.is_frozen:
@@ -730,13 +732,13 @@ class TimeEstimator:
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of 16-bit copies of a weight in 4 bits."""
         assert self.rank_pass.adapters is not None
-        weights, weight_bytes = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
+        weight_elements, bytes_per_weight = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
         compute_seconds = (
-            DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"])
+            DEQUANTIZATION_FLOPS * weight_elements / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"])
         )
         for is_backward in (False, True):
             if kernel.launches[is_backward]:
-                yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes * weights)
+                yield is_backward, compute_seconds, self.device.memory_seconds(bytes_per_weight * weight_elements)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n

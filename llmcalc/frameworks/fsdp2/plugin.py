@@ -132,9 +132,9 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
             "devices keep as much",
         )
     if strategy not in STRATEGIES:
-        strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
+        strategies_text = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
         raise reader.argument_error(
-            "fsdp_config.fsdp_sharding_strategy", f"{short_repr(strategy)}; expected one of {strategy_names}"
+            "fsdp_config.fsdp_sharding_strategy", f"{short_repr(strategy)}; expected one of {strategies_text}"
         )
     zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:

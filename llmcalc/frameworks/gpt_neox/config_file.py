@@ -85,8 +85,8 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         }
         config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
-            megatron_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.launch("megatron", _parallel_run(reader, config, megatron_run, run_settings), spec=spec)
+            neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
+            return reader.launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
         launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reader.launch("deepspeed", launch_settings, spec=spec)

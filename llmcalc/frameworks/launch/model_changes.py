@@ -89,17 +89,17 @@ def changes_of_model(
     lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
     """
     model_changes = ModelChanges()
-    models = _model_names(syntax_tree)
+    model_names = _model_names(syntax_tree)
     _add_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
     _add_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         model_changes.unknown_arguments["requires_grad"] = FROZEN
     for call in call_nodes:
-        _add_conversion(model_changes, call, models)
+        _add_conversion(model_changes, call, model_names)
         _add_head(model_changes, call)
     _add_sizes(model_changes, syntax_tree, call_nodes)
-    if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
+    if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
         model_changes.notes.append(

@@ -511,12 +511,12 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
         assignments_text = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
-        loop_texts = "; ".join(
+        loops_text = "; ".join(
             f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loop_texts}); expected one of "
+            f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "
             f"them, as in --launch '{assignments_text} {name_in_errors}'"
         )
     raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers_text}); expected one")

@@ -378,13 +378,13 @@ class LaunchReader:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown_arguments or self.source.allow_unknown:
             return
-        listed_arguments = "; ".join(
+        arguments_text = "; ".join(
             f"{argument_name} ({unknown_reason})"
             for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED]
         )
         unlisted_count = len(self.unknown_arguments) - MOST_LISTED
         raise InputError(
-            f"{self.name_in_errors}: not understood, and may change memory: {listed_arguments}"
+            f"{self.name_in_errors}: not understood, and may change memory: {arguments_text}"
             f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
             "--allow-unknown"
         )

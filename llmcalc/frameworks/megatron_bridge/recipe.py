@@ -176,10 +176,10 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
     known_recipes = [*recipe_names, *recipes_by_alias]
     if recipe_name is None:
         if len(known_recipes) != 1:
-            listed_names = ", ".join(known_recipes[:6])
+            names_text = ", ".join(known_recipes[:6])
             raise reader.argument_error(
                 "recipes",
-                f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
+                f"the file has {len(known_recipes)}: {names_text}…; expected one of them, as in --launch "
                 f"'{reader.name_in_errors} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
         recipe_name = known_recipes[0]

@@ -136,13 +136,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     ):
         return None
     model_name = str(logged_flags.pop("model", "")) or log_values.last_text("model")
-    memory_utilization = log_values.last_text("gpu_memory_utilization")
+    utilization_text = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
         total_bytes = round(float(log_values.last_text("total_gib").rstrip(".") or 0) * GIB)
-    if total_bytes is None and "budget" in log_values and memory_utilization and float(memory_utilization or 0) > 0:
-        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(memory_utilization))
-    stated_values: dict[str, Any] = {"gpu_memory_utilization": memory_utilization} if memory_utilization else {}
+    if total_bytes is None and "budget" in log_values and utilization_text and float(utilization_text or 0) > 0:
+        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization_text))
+    stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization_text} if utilization_text else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     has_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
     layout_flags, layout_note = _flags_of_workers(log_text)

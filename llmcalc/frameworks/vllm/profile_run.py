@@ -72,14 +72,17 @@ class ProfileRun(NamedTuple):
     def layer_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, experts = rank.widest_networks
-        h, tokens = rank.hidden_size, self.tokens
+        hidden_size, tokens = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
-            return int(tokens * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
-        k, i, expert_hidden_size = experts.top_k, experts.width, experts.input_width
-        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (
-            max(2 * i, expert_hidden_size) + i + expert_hidden_size
+            return (
+                int(tokens * 2 * (hidden_vectors * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                + embedding_bytes
+            )
+        k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * k * 2 * (
+            max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )
 
     def hidden_bytes(self, rank: EngineRank) -> int:

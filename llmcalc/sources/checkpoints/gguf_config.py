@@ -171,11 +171,11 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         architecture_text = short_repr(architecture) if isinstance(architecture, str) else "none"
-        known_names = ", ".join(ARCHITECTURES)
+        names_text = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
             f"{error_location}: general.architecture {architecture_text}: is not read from a header; expected one of "
-            f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
+            f"{names_text}, or the model's config.json or preset as TARGET.{suggestion}"
         )
     model_type, architecture_text, read_further_fields = ARCHITECTURES[architecture]
     config: _Config = {

@@ -271,7 +271,7 @@ class FusedAttention(AttentionKernels):
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         layouts = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
-        workspace = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
+        workspace_bytes = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
@@ -286,7 +286,7 @@ class FusedAttention(AttentionKernels):
                 float_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
-                autograd_graph.new_tensor((workspace,), UINT8)
+                autograd_graph.new_tensor((workspace_bytes,), UINT8)
             return outputs
 
         inputs = (q, k, v, *trained_masks)

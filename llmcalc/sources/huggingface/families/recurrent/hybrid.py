@@ -168,9 +168,13 @@ def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: l
 
 
 def _read_granitemoehybrid(config: Config) -> Table:
-    experts = config.count("num_local_experts")
+    expert_count = config.count("num_local_experts")
     shared_ffn = glu(config, ffn_width=config.integer("shared_intermediate_size"))
-    ffn = moe(experts, config.integer("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
+    ffn = (
+        moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
+        if expert_count
+        else shared_ffn
+    )
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {

@@ -105,12 +105,12 @@ def _read_lfm2_moe(config: Config) -> Table:
         for ffn_kind in ffns_by_kind
     }
     config.texts("layer_types")  # the class has no default for layer_types
-    dense_layers = config.count("num_dense_layers")
+    dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
         layer_configs,
         [
-            f"{mixer_kind}_{'dense' if layer_index < dense_layers else 'moe'}"
+            f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
             for layer_index, mixer_kind in enumerate(mixer_kinds)
         ],
     )

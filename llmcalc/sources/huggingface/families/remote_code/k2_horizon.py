@@ -85,11 +85,11 @@ def _sparse_layer(config: Config, expert_count: int) -> Table:
         glu(config, ffn_width=expert_width * shared_count) if shared_count else None,
         router=router,
     )
-    value_experts = config.count("mova_num_experts")
-    if not value_experts:
+    value_expert_count = config.count("mova_num_experts")
+    if not value_expert_count:
         return {"feed_forward": ffn}
     value_projection = {
-        "num_experts": value_experts,
+        "num_experts": value_expert_count,
         "num_experts_per_tok": config.integer("mova_num_experts_per_tok"),
         "router": router,
     }
