@@ -549,43 +549,55 @@ class PeakEstimate:
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
-        start, end = stage.layers.start, stage.layers.stop
+        start_layer, end_layer = stage.layers.start, stage.layers.stop
         longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
+        if end_layer == start_layer or any(kinds[i] is not kinds[start_layer] for i in range(start_layer, end_layer)):
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern(
+                [kinds[i] for i in range(start_layer, end_layer)]
+            )
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return self._with_more_last_layers(stage) or (start, end, None)
+                return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
-            if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
-                end -= skipped_layer_count
+            if start_layer + first_layer + pattern_repeats * pattern_length == end_layer and not stage.has_head:
+                end_layer -= skipped_layer_count
             elif not first_layer and not stage.has_embedding:
-                start += skipped_layer_count
-            return start, end, pattern_repeats
-        while end - start > longest_run:
-            start, end = (start + 1, end) if stage.has_head else (start, end - 1)
-        while end - start < longest_run and not stage.has_head and end < len(kinds) and kinds[end] is kinds[start]:
-            end += 1
-        while end - start < longest_run and not stage.has_embedding and start > 0 and kinds[start - 1] is kinds[start]:
-            start -= 1
-        if end - start < longest_run:
+                start_layer += skipped_layer_count
+            return start_layer, end_layer, pattern_repeats
+        while end_layer - start_layer > longest_run:
+            start_layer, end_layer = (start_layer + 1, end_layer) if stage.has_head else (start_layer, end_layer - 1)
+        while (
+            end_layer - start_layer < longest_run
+            and not stage.has_head
+            and end_layer < len(kinds)
+            and kinds[end_layer] is kinds[start_layer]
+        ):
+            end_layer += 1
+        while (
+            end_layer - start_layer < longest_run
+            and not stage.has_embedding
+            and start_layer > 0
+            and kinds[start_layer - 1] is kinds[start_layer]
+        ):
+            start_layer -= 1
+        if end_layer - start_layer < longest_run:
             return stage.layers.start, stage.layers.stop, None
-        return start, end, len(stage.layers)
+        return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
         """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """
-        start, end, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
-        first_equal = end - 1
-        while first_equal > start and kinds[first_equal - 1] is kinds[end - 1]:
+        start_layer, end_layer, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
+        first_equal = end_layer - 1
+        while first_equal > start_layer and kinds[first_equal - 1] is kinds[end_layer - 1]:
             first_equal -= 1
-        equal_layers, longer_end = end - first_equal, first_equal + FEWEST_EXTRAPOLATED
+        equal_layers, longer_end = end_layer - first_equal, first_equal + FEWEST_EXTRAPOLATED
         if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(kinds):
             return None
-        if find_layer_pattern(kinds[start:longer_end]) != (first_equal - start, 1, FEWEST_EXTRAPOLATED):
+        if find_layer_pattern(kinds[start_layer:longer_end]) != (first_equal - start_layer, 1, FEWEST_EXTRAPOLATED):
             return None
-        return start, longer_end, equal_layers
+        return start_layer, longer_end, equal_layers
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""

@@ -262,7 +262,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     stage_sizes = layout_request.pp_layout
     if stage_sizes is not None and len(stage_sizes) != group_sizes["pp"] * group_sizes["vpp"]:
         return False
-    return all(getattr(layout_request, name) in (None, size) for name, size in group_sizes.items())
+    return all(getattr(layout_request, name) in (None, group_size) for name, group_size in group_sizes.items())
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:

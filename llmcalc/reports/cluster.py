@@ -371,8 +371,8 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        row(group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
-        for (group, ranks, message_kind), message_totals in ordered_messages
+        row(rank_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
+        for (rank_group, ranks, message_kind), message_totals in ordered_messages
     ]
 
 

@@ -274,7 +274,9 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
+    table_rows += [
+        row(f"of these: {name}", *(byte_count for _ in phases), depth=1) for name, byte_count in allocator_terms
+    ]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )

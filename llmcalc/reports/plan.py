@@ -109,7 +109,8 @@ def report(
     ]
     if plan.refusal_counts:
         reason_rows = [
-            row(reason, count) for reason, count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
+            row(reason, layout_count)
+            for reason, layout_count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
         ]
         tables.append(
             Table(

@@ -502,7 +502,8 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "price": serve_study.price,
         "servers": listed_servers,
         "front": [
-            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+            {"server": server_index, "concurrency": _users_data(concurrency)}
+            for server_index, concurrency in servers.pareto_front
         ],
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,

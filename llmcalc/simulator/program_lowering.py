@@ -130,7 +130,7 @@ class ProgramLowering(CacheTensors):
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         previous_place, memory_meter.place = memory_meter.place, self.place
-        values_once_computed, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
+        outer_memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
         outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
@@ -143,7 +143,7 @@ class ProgramLowering(CacheTensors):
                 set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}
             ):
                 self.values.pop(storage_key)
-        self.memo = values_once_computed
+        self.memo = outer_memo
         self.frames.pop()
         memory_meter.place = previous_place
         del module_input

@@ -166,7 +166,7 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, LayerSweep)]
+        layer_sweeps = [sweep for parts in self.parts.values() for sweep in parts if isinstance(sweep, LayerSweep)]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:

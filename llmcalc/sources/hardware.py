@@ -296,8 +296,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     if size_match := re.fullmatch(
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
-        size = size_match[1].replace(",", ".")
-        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {size}GB or {size}GiB")
+        gib = size_match[1].replace(",", ".")
+        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {gib}GB or {gib}GiB")
     if several := _count_and_accelerator(typed_name):
         count, hardware = several
         raise InputError(
@@ -398,7 +398,7 @@ def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> H
     if memory_gib not in configuration_by_gib:
         raise InputError(
             f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
-            f"{', '.join(f'{hardware.name}-{size}gb' for size in configuration_by_gib)}"
+            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}"
         )
     return with_configuration(hardware, configuration_by_gib[memory_gib])
 

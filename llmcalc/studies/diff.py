@@ -172,7 +172,7 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
-        ancestor_paths = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
+        ancestor_paths = (attention.rsplit(".", level_count)[0] for level_count in range(1, attention.count(".") + 1))
         head_widths = (
             description_fields[field_path]
             for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")

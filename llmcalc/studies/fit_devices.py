@@ -202,7 +202,7 @@ class DevicesQuestion:
         assert devices is not None
         if not layout_request.has_all_sizes:
             return devices * micro_batch
-        tp, pp, cp = (size or 1 for size in (layout_request.tp, layout_request.pp, layout_request.cp))
+        tp, pp, cp = (degree or 1 for degree in (layout_request.tp, layout_request.pp, layout_request.cp))
         return devices // (tp * pp * cp) * usual_micro_batches(pp) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:

@@ -253,7 +253,9 @@ class Server:
         requested_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        load_points = {count: self.load_point(count) for count in concurrencies if count >= self.replicas}
+        load_points = {
+            concurrency: self.load_point(concurrency) for concurrency in concurrencies if concurrency >= self.replicas
+        }
         load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 

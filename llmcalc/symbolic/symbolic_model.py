@@ -186,7 +186,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: count for name, _, count, _ in stack.layer_groups() if not is_zero(count)}
+        return {name: layer_count for name, _, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     layer_counts = {
         layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.layer_groups()
@@ -391,7 +391,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
-    blocks_by_kind = {name: layer for name, layer, count, _ in stack.layer_groups() if not is_zero(count)}
+    blocks_by_kind = {name: layer for name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     traits_of_other_layers = {

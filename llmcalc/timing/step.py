@@ -241,7 +241,7 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
         module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
-        yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
+        yield from (".".join(module_names[:name_count]) for name_count in range(1, len(module_names) + 1))
 
 
 def host_wait(

@@ -228,7 +228,8 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(size, operation_name="cache", device=cache_device) for size in settings.layer_cache(layer)
+            Tensor(element_count, operation_name="cache", device=cache_device)
+            for element_count in settings.layer_cache(layer)
         )
         head_dim, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1

@@ -280,7 +280,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{parallel_kind}_parallel_size", 1)
+        for parallel_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)

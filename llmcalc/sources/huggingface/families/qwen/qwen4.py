@@ -193,7 +193,7 @@ def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
     input_by_layer = {
         layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
     }
-    return {number: ngram_input for number, ngram_input in input_by_layer.items() if ngram_input is not None}
+    return {layer_index: ngram_input for layer_index, ngram_input in input_by_layer.items() if ngram_input is not None}
 
 
 MODULES = {

@@ -24,8 +24,8 @@ NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
 
 
 def _read_iquest_q1(config: Config) -> Table:
-    for field_name, expected in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
-        config.require(field_name, expected)
+    for field_name, expected_value in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
+        config.require(field_name, expected_value)
     config = config.with_fields(
         **{field_name: config.defaults[field_name] for field_name in DEFAULT_IF_NULL if not config.has(field_name)}
     )
