@@ -224,12 +224,12 @@ def _library_layer_name(node_position: NodePosition) -> str:
 
 
 def _joint_layers(
-    layers: Iterable[tuple[NodePosition, Layer]], joined_layer: Callable[[NodePosition], str]
+    layers: Iterable[tuple[NodePosition, Layer]], layer_name_of: Callable[[NodePosition], str]
 ) -> Iterator[list[tuple[NodePosition, Layer]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), layer_group in groupby(
-        all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))
+        all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))
     ):
         if layer_name:
             yield list(layer_group)

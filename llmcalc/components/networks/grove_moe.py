@@ -109,7 +109,9 @@ class GroveMoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu, narrow_swiglu = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
+        swiglu, narrow_swiglu = (
+            FeedForward(intermediate_size=ffn_width, hidden_act="silu", gated=True) for ffn_width in (16, 8)
+        )
         return [
             cls(
                 num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=narrow_swiglu

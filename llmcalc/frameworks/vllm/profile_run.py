@@ -80,8 +80,8 @@ class ProfileRun(NamedTuple):
                 int(tokens * 2 * (hidden_vectors * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
-        k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
-        return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * k * 2 * (
+        top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
             max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )
 

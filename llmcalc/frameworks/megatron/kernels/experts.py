@@ -105,12 +105,12 @@ class ExpertKernels(HeadKernels):
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
         logits = self.tensor_read_by(operation, operation.input_values[0])
-        k = operation.options["top_k"]
+        top_k = operation.options["top_k"]
         autograd_graph = self.graph
         row_count, expert_count = logits.shape
         dtype = logits.dtype
-        expert_indices = autograd_graph.new_tensor((row_count, k), INT64)
-        saved_scores = [autograd_graph.new_tensor((row_count, k), FLOAT32)]
+        expert_indices = autograd_graph.new_tensor((row_count, top_k), INT64)
+        saved_scores = [autograd_graph.new_tensor((row_count, top_k), FLOAT32)]
         if operation.options["scoring"] != "softmax of chosen":
             saved_scores.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
         position_map = autograd_graph.new_tensor((row_count, expert_count), INT32)
