@@ -126,8 +126,8 @@ class DeviceMemory:
 
     def fit_on(self, hardware: Hardware) -> MemoryFit:
         """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
-        moved_bytes = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
-        return MemoryFit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
+        bytes_moved_to_host = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
+        return MemoryFit(hardware, self.device_bytes - bytes_moved_to_host, self.fragmentation)
 
 
 TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)

@@ -356,8 +356,8 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     lines: list[str] = []
     for formula_term in [
         term_part
-        for long_term in _split_formula_terms(formula_text, SHORT)
-        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_formula_terms(long_term, 0))
+        for term_text in _split_formula_terms(formula_text, SHORT)
+        for term_part in ([term_text] if len(term_text) <= line_width - 4 else _split_formula_terms(term_text, 0))
     ]:
         if lines and len(lines[-1]) + 1 + len(formula_term) <= line_width:
             lines[-1] += " " + formula_term

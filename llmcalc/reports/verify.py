@@ -247,7 +247,11 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
+    notes = [
+        f"memory of {name}: {', '.join(verdict_info['runs'])}"
+        for name, verdict_info in compared_memory
+        if verdict_info["runs"]
+    ]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:

@@ -120,9 +120,9 @@ class Config:
         Raises `InputError` for a field that has neither a value nor a default.
         """
         field_names = self._names_with_aliases(field_names)
-        winning_name = self._field_name_that_applies(field_names)
-        if winning_name is not None:
-            return self.data[winning_name]
+        applicable_name = self._field_name_that_applies(field_names)
+        if applicable_name is not None:
+            return self.data[applicable_name]
         for field_name in field_names:
             if field_name in self.defaults:
                 return self.defaults[field_name]
