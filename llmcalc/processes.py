@@ -155,7 +155,7 @@ class ForkedCalls(Generic[Task, Result]):
     def _serve(self, connection: Connection, other_connections: Iterable[Connection]) -> None:
         """Runs in a child: calls the function for each task from the parent, until that closes the connection.
 
-        The answer is (whether there is a result, the result). other_connections: the parent's ends, which only it keeps.
+        The answer is (whether there is a result, the result). other_connections: those of the parent, to be closed.
         """
         import signal
 

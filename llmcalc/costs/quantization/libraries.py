@@ -438,17 +438,17 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     for field_name, value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
         if type(value) is not int or not 0 <= value <= LARGEST:
             raise layer_fields.value_error(field_name, value, "a whole number")
-    for field_name, flag in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
-        layer_fields.check_choice(field_name, flag, True, False)
+    for field_name, flag_value in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
+        layer_fields.check_choice(field_name, flag_value, True, False)
     group_columns = group_columns or 0
-    for field_name, size in (
+    for field_name, size_value in (
         ("vector_lens", vector_length),
         ("num_centroids", centroid_count),
         ("group_num", codebook_count),
         ("group_size", group_columns),
     ):
-        if size < 1:
-            raise layer_fields.value_error(field_name, size, "a positive whole number")
+        if size_value < 1:
+            raise layer_fields.value_error(field_name, size_value, "a positive whole number")
     layer_fields.check_all_read()
     outliers = (
         (outlier_columns, outlier_length, outlier_centroid_count)
