@@ -90,8 +90,8 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
         source_lines.append(f" set_field(self, {class_field.name!r}, {parameter_value})\n")
     if hasattr(cls, "__post_init__"):
         source_lines.append(" self.__post_init__()\n")
-    parameters = ", ".join([*positional_fields, *(["*", *keyword_parameters] if keyword_parameters else [])])
-    return f"def __init__({parameters}):\n{''.join(source_lines) or ' pass'}"
+    parameters_text = ", ".join([*positional_fields, *(["*", *keyword_parameters] if keyword_parameters else [])])
+    return f"def __init__({parameters_text}):\n{''.join(source_lines) or ' pass'}"
 
 
 def _values_source(cls: Any, variable_name: str) -> str:

@@ -266,8 +266,8 @@ class ModelSpec(Part):
         return "a model without a language-model head"
 
     def __repr__(self) -> str:
-        depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
-        return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"
+        depth_text = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
+        return f"<ModelSpec: {self.kind}, {depth_text} layers, hidden {self.hidden_size}>"
 
     __str__ = __repr__
 
@@ -305,7 +305,7 @@ class ModelSpec(Part):
     def output_parts(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
         output_parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
-        return [component for component in output_parts if component is not None]
+        return [output_part for output_part in output_parts if output_part is not None]
 
     @property
     def projected_output_size(self) -> int | None:

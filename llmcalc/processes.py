@@ -142,8 +142,8 @@ class ForkedCalls(Generic[Task, Result]):
         try:
             for _ in range(worker_count):
                 parent_end, child_end = context.Pipe()
-                other_ends = [parent_end, *(worker.connection for worker in self._workers)]
-                process = context.Process(target=self._serve, args=(child_end, other_ends), daemon=True)
+                other_connections = [parent_end, *(worker.connection for worker in self._workers)]
+                process = context.Process(target=self._serve, args=(child_end, other_connections), daemon=True)
                 process.start()
                 child_end.close()
                 self._workers.append(Worker(process, parent_end, set()))
@@ -152,10 +152,10 @@ class ForkedCalls(Generic[Task, Result]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
 
-    def _serve(self, connection: Connection, other_ends: Iterable[Connection]) -> None:
+    def _serve(self, connection: Connection, other_connections: Iterable[Connection]) -> None:
         """Runs in a child: calls the function for each task from the parent, until that closes the connection.
 
-        The answer is (whether there is a result, the result). other_ends: the parent's ends, which only it may keep.
+        The answer is (whether there is a result, the result). other_connections: those of the parent, to be closed.
         """
         import signal
 
@@ -164,7 +164,7 @@ class ForkedCalls(Generic[Task, Result]):
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a shell's commands in the background have it
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for parent_end in other_ends:
+        for parent_end in other_connections:
             parent_end.close()
         with suppress(EOFError, OSError):
             while True:

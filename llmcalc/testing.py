@@ -82,9 +82,10 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
     difference_text = units.difference(module_total - spec_total)
     problem_lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in node_tree.children if node.kind == "layer"]
-    depth = sum(node.repeat for node in layers)
+    layer_count = sum(node.repeat for node in layers)
     module_lists = sorted(
-        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
+        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{layer_count - 1}")},
+        key=len,
     )
     for list_name in module_lists[:1]:
         for node in layers:

@@ -40,8 +40,8 @@ MUTANTS = (
     ),
     Mutant(
         "ops/attention.py",
-        'score_products = 3 if run_config.attention in ("flash", "sdpa") else 2',
-        "score_products = 2",
+        'score_product_count = 3 if run_config.attention in ("flash", "sdpa") else 2',
+        "score_product_count = 2",
     ),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
@@ -55,13 +55,17 @@ MUTANTS = (
     Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(CountedOp.max_sk", "active + self.tree.total(CountedOp.max_sk"),
-    Mutant("costs/flops.py", "forward + counted_op.backward_flops()", "2 * forward"),
+    Mutant("costs/flops.py", "forward_flops + counted_op.backward_flops()", "2 * forward_flops"),
     Mutant("costs/cache.py", "counted_op.cache_bits(2) - counted_op.cache_bits(1)", "counted_op.cache_bits(1)"),
     Mutant("costs/recomputation.py", "= _convolution_flops if recompute.saved_operations else", "="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
-    Mutant("sources/huggingface/families/llama/llama.py", '"full" if layer < first', '"full" if layer <= first'),
+    Mutant(
+        "sources/huggingface/families/llama/llama.py",
+        '"full" if layer_index < first',
+        '"full" if layer_index <= first',
+    ),
     Mutant(
         "sources/huggingface/families/deepseek/deepseek.py",
         "width * shared_expert_count) if shared_expert_count",

@@ -75,7 +75,7 @@ class EngineCommand(Command):
                 options,
                 engine.flags_by_option,
                 other_ways={
-                    **{typed: name for typed, name in llmcalc_names.items() if name},
+                    **{typed_name: name for typed_name, name in llmcalc_names.items() if name},
                     **engine.alternatives_by_option,
                 },
             )

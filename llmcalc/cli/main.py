@@ -309,9 +309,9 @@ def _usage_message(usage_error: Any) -> str:
         usual_spelling = typed_option.replace("_", "-")
         from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
 
-        option = llmcalc_spelling(usual_spelling, OTHER_NAMES, options)
-        if option:
-            message = f"No such option: {typed_option}; expected {option}"
+        option_name = llmcalc_spelling(usual_spelling, OTHER_NAMES, options)
+        if option_name:
+            message = f"No such option: {typed_option}; expected {option_name}"
         elif typed_option == "--engine":
             message = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
         elif typed_option == "--model" and any(

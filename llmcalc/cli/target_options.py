@@ -136,8 +136,8 @@ class OutputOptions(NamedTuple):
             )
 
 
-def _output_options(notes: bool, fmt: Format | None, output: Path | None) -> OutputOptions:
-    return OutputOptions(notes, fmt or format_of_file(output), output)
+def _output_options(prints_notes: bool, fmt: Format | None, output: Path | None) -> OutputOptions:
+    return OutputOptions(prints_notes, fmt or format_of_file(output), output)
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {

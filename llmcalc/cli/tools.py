@@ -59,11 +59,13 @@ class Tool(NamedTuple):
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
         common_schemas = {name: value_schema for name, value_schema in self.arguments.items() if name in self.common}
-        other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
+        other_names_text = ", ".join(
+            argument_name for argument_name in self.arguments if argument_name not in self.common
+        )
         note_texts: list[str] = []
-        if other_names:
+        if other_names_text:
             note_texts.append(
-                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}."
+                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names_text}."
             )
         if self.name in WITH_ENGINES:
             note_texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
@@ -94,9 +96,11 @@ def _tool_of_command(command_name: str) -> Tool:
     return Tool(
         command_name,
         " ".join((command.help or "").split()),
-        {argument: _argument_schema(argument, parameter) for argument, parameter in parameters.items()},
-        frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
-        tuple(argument for argument, parameter in parameters.items() if parameter.required),
+        {argument_name: _argument_schema(argument_name, parameter) for argument_name, parameter in parameters.items()},
+        frozenset(
+            argument_name for argument_name, parameter in parameters.items() if parameter.name not in command.uncommon
+        ),
+        tuple(argument_name for argument_name, parameter in parameters.items() if parameter.required),
     )
 
 
@@ -126,11 +130,11 @@ def _model_schema(description: str) -> dict[str, Any]:
     return {"anyOf": [_string_schema(minLength=1), {"type": "object"}], "description": description}
 
 
-def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
+def _argument_schema(argument_name: str, parameter: Any) -> dict[str, Any]:
     """Returns the JSON schema of an argument, from its type and help text."""
-    if argument == "model":
+    if argument_name == "model":
         return _model_schema(MODEL)
-    if argument == "models":
+    if argument_name == "models":
         return {
             "type": "array",
             "items": _model_schema(MODEL),
@@ -170,9 +174,11 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     tool = next(tool for tool in all_tools() if tool.name == tool_name)
     _check_arguments_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
-    for argument in tool.required:
-        if argument not in arguments:
-            raise InputError(f"{argument}: missing; expected {_description_in_sentence(tool.arguments[argument])}")
+    for argument_name in tool.required:
+        if argument_name not in arguments:
+            raise InputError(
+                f"{argument_name}: missing; expected {_description_in_sentence(tool.arguments[argument_name])}"
+            )
     call_arguments = dict(arguments)
     requested_keys, options = call_arguments.pop("keys", None), call_arguments.pop("options", {})
     repeated_names = sorted(options.keys() & call_arguments.keys())
@@ -208,15 +214,15 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
     """Raises `InputError` for the first argument that is unknown or has the wrong type. known_arguments: schemas."""
     from jsonschema import Draft202012Validator
 
-    for argument, argument_value in arguments.items():
-        if argument not in known_arguments:
+    for argument_name, argument_value in arguments.items():
+        if argument_name not in known_arguments:
             from ..questions.other_names import unknown_name_suggestion
 
-            suggestion = unknown_name_suggestion(argument, known_arguments)
-            raise InputError(f"{argument}: there is no such argument{suggestion}")
-        if not Draft202012Validator(known_arguments[argument]).is_valid(argument_value):
-            expected_value = _description_in_sentence(known_arguments[argument])
-            raise InputError(f"{argument}: {short_repr(argument_value)} does not fit; expected {expected_value}")
+            suggestion = unknown_name_suggestion(argument_name, known_arguments)
+            raise InputError(f"{argument_name}: there is no such argument{suggestion}")
+        if not Draft202012Validator(known_arguments[argument_name]).is_valid(argument_value):
+            expected_value = _description_in_sentence(known_arguments[argument_name])
+            raise InputError(f"{argument_name}: {short_repr(argument_value)} does not fit; expected {expected_value}")
 
 
 def _description_in_sentence(value_schema: Mapping[str, Any]) -> str:

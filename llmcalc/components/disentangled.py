@@ -88,11 +88,11 @@ class DisentangledScores(AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        score_kinds = 1 + self.c2p + self.p2c
+        score_kind_count = 1 + self.c2p + self.p2c
         with recorder.scope("disentangled", source="He et al. 2020, §3.1"):
             bias_sum = self._position_scores(recorder, x, q, keys, biases)
-            bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * score_kinds) ** -0.5)
-            return recorder.scale(q, score_kinds**-0.5), bias
+            bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * score_kind_count) ** -0.5)
+            return recorder.scale(q, score_kind_count**-0.5), bias
 
     def _position_scores(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
@@ -294,11 +294,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
-            exact_distances = self.reach // 2
-            log_distance = distance.abs().clamp(min=max(1, exact_distances)).float()
-            log_scale = (exact_distances - 1) / math.log((self.spec.max_relative_positions - 1) / exact_distances)
-            bucket_index = ((log_distance / exact_distances).log() * log_scale).ceil().long() + exact_distances
-            return torch.where(distance.abs() <= exact_distances, distance, bucket_index * distance.sign())
+            exact_distance_count = self.reach // 2
+            log_distance = distance.abs().clamp(min=max(1, exact_distance_count)).float()
+            log_scale = (exact_distance_count - 1) / math.log(
+                (self.spec.max_relative_positions - 1) / exact_distance_count
+            )
+            bucket_index = (
+                (log_distance / exact_distance_count).log() * log_scale
+            ).ceil().long() + exact_distance_count
+            return torch.where(distance.abs() <= exact_distance_count, distance, bucket_index * distance.sign())
 
         def forward(
             self,

@@ -258,11 +258,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             else:
                 bucket_count //= 2
                 bucket_offset, distance = (distance > 0).long() * bucket_count, distance.abs()
-            exact_buckets = bucket_count // 2
-            log_scale = (bucket_count - exact_buckets) / math.log(self.furthest / exact_buckets)
-            log_bucket = exact_buckets + ((distance.clamp(min=1) / exact_buckets).log() * log_scale).long()
+            exact_bucket_count = bucket_count // 2
+            log_scale = (bucket_count - exact_bucket_count) / math.log(self.furthest / exact_bucket_count)
+            log_bucket = exact_bucket_count + ((distance.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
             bucket = (
-                torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=bucket_count - 1)) + bucket_offset
+                torch.where(distance < exact_bucket_count, distance, log_bucket.clamp(max=bucket_count - 1))
+                + bucket_offset
             )
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 

@@ -69,7 +69,8 @@ class MedusaHeads(DraftHeads):
         head_states = [self._residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
             return [
-                recorder.linear(f"lm_heads_{index}", state, proposed_tokens) for index, state in enumerate(head_states)
+                recorder.linear(f"lm_heads_{head_index}", state, proposed_tokens)
+                for head_index, state in enumerate(head_states)
             ]
         total_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)

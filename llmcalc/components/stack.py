@@ -184,7 +184,9 @@ class Stack(Component):
         for layer_name, layer in layers.items():
             for layer_slot, slot_fields in layer.required_stack_fields().items():
                 if layer_slot not in slots:
-                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
+                    requirement = ", ".join(
+                        f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
+                    )
                     raise ValueError(
                         f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
                     )
@@ -575,7 +577,7 @@ def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
-        block = {field: field_value for field, field_value in block.items() if field in layer_fields}
+        block = {field_name: field_value for field_name, field_value in block.items() if field_name in layer_fields}
     return table_with_changes(block, variant_table)
 
 
@@ -605,21 +607,21 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()
-            embedding_context = ModelProperties(
+            embedding_properties = ModelProperties(
                 spec.input_size or model_properties.hidden_size, model_properties.is_causal
             )
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)
-            self._token_types = self._optional_modules(spec.token_types, embedding_context)
+            self._token_types = self._optional_modules(spec.token_types, embedding_properties)
             is_projected = spec.streams is None or spec.streams.type not in ("latents", "byte_patches")
             if spec.input_size is not None and is_projected:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
             for slot_name, component, *arguments in (
                 ("stem", spec.stem, model_properties),
-                ("input_features", spec.input_features, embedding_context),
-                ("ngram_embedding", spec.ngram_embedding, embedding_context),
-                ("embed_positions", spec.position, embedding_context),
-                ("embed_norm", spec.embedding_norm, embedding_context),
+                ("input_features", spec.input_features, embedding_properties),
+                ("ngram_embedding", spec.ngram_embedding, embedding_properties),
+                ("embed_positions", spec.position, embedding_properties),
+                ("embed_norm", spec.embedding_norm, embedding_properties),
                 ("relative_bias", spec.relative_bias, model_properties),
                 ("relative_keys", spec.relative_keys, model_properties),
                 ("relative_embedding", spec.relative_embedding, model_properties),

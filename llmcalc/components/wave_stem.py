@@ -179,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
                     frames = self.get_submodule(f"norm_{conv_index}")(frames.transpose(1, 2)).transpose(1, 2)
                 frames = activate(self.spec.hidden_act, frames)
             frames = self.proj(self.proj_norm(frames.transpose(1, 2)))
-            position = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
-            return frames + activate(self.spec.hidden_act, position)
+            position_embedding = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
+            return frames + activate(self.spec.hidden_act, position_embedding)
 
     return WaveStemReference

@@ -92,14 +92,14 @@ def class_layers(
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
             class_layer_name = USUAL_CLASS_NAMES[node.name]
-        module, module_path = (
+        module_name, module_path = (
             ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
         )
-        layer_names.setdefault((module, node.name), (class_layer_name, module_path))
+        layer_names.setdefault((module_name, node.name), (class_layer_name, module_path))
     name_counts = Counter(layer_names.values())
     return frozenset(
-        ClassLayer(module, projection, layer[0], name_counts[layer] > 1)
-        for (module, projection), layer in layer_names.items()
+        ClassLayer(module_name, projection, layer[0], name_counts[layer] > 1)
+        for (module_name, projection), layer in layer_names.items()
     )
 
 

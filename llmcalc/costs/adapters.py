@@ -199,12 +199,12 @@ class LowRankAdapters:
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
-        module = "" if parent_position is None else parent_position.node.name
+        module_name = "" if parent_position is None else parent_position.node.name
         return next(
             (
                 layer.layer
                 for layer in self.joined_layers
-                if (layer.module, layer.projection) == (module, projection_name)
+                if (layer.module, layer.projection) == (module_name, projection_name)
             ),
             "",
         )
@@ -224,12 +224,12 @@ def _library_layer_name(node_position: NodePosition) -> str:
 
 
 def _joint_layers(
-    layers: Iterable[tuple[NodePosition, Layer]], joined_layer: Callable[[NodePosition], str]
+    layers: Iterable[tuple[NodePosition, Layer]], layer_name_of: Callable[[NodePosition], str]
 ) -> Iterator[list[tuple[NodePosition, Layer]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), layer_group in groupby(
-        all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))
+        all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))
     ):
         if layer_name:
             yield list(layer_group)
@@ -382,5 +382,5 @@ def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     ]
     for copied_module in sorted(adapters.trained_modules):
         if copied_module not in outer_modules:
-            modules = ", ".join(dict.fromkeys(outer_modules))
-            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")
+            module_names_text = ", ".join(dict.fromkeys(outer_modules))
+            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {module_names_text}")

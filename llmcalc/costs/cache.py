@@ -100,10 +100,10 @@ class CacheSize:
     @property
     def growth_per_token(self) -> int:
         """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
-        single_sequence = self.workload.with_changes(batch=1)
+        single_sequence_workload = self.workload.with_changes(batch=1)
         return bits_to_bytes(
-            self._total_bits(single_sequence.with_changes(seq=single_sequence.seq + 1))
-            - self._total_bits(single_sequence)
+            self._total_bits(single_sequence_workload.with_changes(seq=single_sequence_workload.seq + 1))
+            - self._total_bits(single_sequence_workload)
         )
 
     def _cache_positions(self) -> list[NodePosition]:

@@ -78,7 +78,8 @@ class CacheFormat:
         head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(head_vectors)
+            (heads, (self.values if i else self.keys).bytes_of(head_size))
+            for i, (heads, head_size) in enumerate(head_vectors)
         ]
         if self.pads_to_even and len(stored_vectors) == 2:
             (heads, key_size), (_, value_vector) = stored_vectors
@@ -90,13 +91,13 @@ PLAIN = "a scale per tensor or none, which is not counted"
 
 
 def _block_format(format_name: str, block_name: str) -> CacheFormat:
-    block_elements, codes, scales, minima = BLOCKS[block_name]
-    vector_format = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
+    block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[block_name]
+    vector_format = VectorFormat(8 * code_bytes // block_elements, block_elements, scale_bytes + minimum_bytes)
     return CacheFormat(
         format_name,
         vector_format,
         vector_format,
-        f"blocks of {block_elements} elements with {scales + minima} bytes of scales each",
+        f"blocks of {block_elements} elements with {scale_bytes + minimum_bytes} bytes of scales each",
     )
 
 

@@ -32,10 +32,10 @@ def backward_flops_of(counted_op: CountedOp) -> Number:
 
 def step_flops_of(counted_op: CountedOp) -> Number:
     """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
-    forward = counted_op.forward_flops()
+    forward_flops = counted_op.forward_flops()
     if counted_op.run_config is not None and counted_op.run_config.phase == "training":
-        return forward + counted_op.backward_flops()
-    return forward
+        return forward_flops + counted_op.backward_flops()
+    return forward_flops
 
 
 def score_flops_of(counted_op: CountedOp) -> Number:

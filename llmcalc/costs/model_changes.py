@@ -66,7 +66,9 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
 def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(input_width)
-    if head_sizes is None or all(mixer.with_kv_heads(count, input_width) == mixer for count in (1, head_sizes.heads)):
+    if head_sizes is None or all(
+        mixer.with_kv_heads(kv_head_count, input_width) == mixer for kv_head_count in (1, head_sizes.heads)
+    ):
         return None
     return head_sizes
 

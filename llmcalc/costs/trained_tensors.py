@@ -59,7 +59,9 @@ def tensors_from_layer(
         if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
         layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
-        copy_count = node_position.copies * sum(index >= first_layer for index in layer_indices) // int(layer.copies)
+        copy_count = (
+            node_position.copies * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.copies)
+        )
         if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))

@@ -102,14 +102,14 @@ def cuda_runtime_of(
     multiprocessor_count = (
         compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
     )
-    context_size = CudaRuntime.context_bytes
+    cuda_context_bytes = CudaRuntime.context_bytes
     if hardware is not None and hardware.context_bytes is not None:
-        context_size = hardware.context_bytes
+        cuda_context_bytes = hardware.context_bytes
     elif compute_capability is not None:
-        context_size = context_bytes(compute_capability, multiprocessor_count)
+        cuda_context_bytes = context_bytes(compute_capability, multiprocessor_count)
     return CudaRuntime(
         cublas_workspace_bytes,
-        context_size,
+        cuda_context_bytes,
         has_expandable_segments,
         gpu_name,
         capability_number,

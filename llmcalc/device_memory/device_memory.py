@@ -126,8 +126,8 @@ class DeviceMemory:
 
     def fit_on(self, hardware: Hardware) -> MemoryFit:
         """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
-        moved_bytes = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
-        return MemoryFit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
+        bytes_moved_to_host = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
+        return MemoryFit(hardware, self.device_bytes - bytes_moved_to_host, self.fragmentation)
 
 
 TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
@@ -451,7 +451,7 @@ def _add_encoders(
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.kind == "cache")
+    cache_bytes = sum(kind_bytes.bytes for kind_bytes in unreplayed_bytes if kind_bytes.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes
@@ -470,9 +470,9 @@ def _add_encoders(
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
-    for phase, node, peak_bytes in list_module_peaks(replay_result, stacks):
+    for phase, module_path, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
-            peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
+            peaks_by_phase[phase].append(ModulePeak(phase, module_path, peak_bytes))
     return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]
 
 

@@ -32,9 +32,9 @@ def host_terms(
     """
     memory_terms: list[MemoryTerm] = []
     if training_config.offloads_activations:
-        offloaded_size = offloaded_bytes(spec, training_config, recompute_period)
+        offloaded_tensor_bytes = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(MemoryTerm("activations (pinned)", offloaded_size, "source", source_file))
+        memory_terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
     if paged_bytes(memory_use):
         memory_terms.append(
             MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE)

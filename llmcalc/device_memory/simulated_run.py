@@ -137,9 +137,9 @@ def training_run(
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if run_settings.optimizer_impl is not None and run_settings.optimizer_impl not in optimizer_record.implementations:
-        implementation_names = ", ".join(optimizer_record.implementations)
+        implementations_text = ", ".join(optimizer_record.implementations)
         raise InputError(
-            f"--optimizer-impl {run_settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
+            f"--optimizer-impl {run_settings.optimizer_impl}: {optimizer_record.name} has {implementations_text}"
         )
     state_format = memory_use.optimizer.dtype
     update_dtype = (
@@ -265,8 +265,8 @@ def activation_format(memory_use: MemoryUse) -> str:
 def computing_format(format_name: str, option: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
-        format_names = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {format_names}")
+        formats_text = ", ".join(map(short_dtype, COMPUTED))
+        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats_text}")
     return format_name
 
 

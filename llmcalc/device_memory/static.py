@@ -407,10 +407,10 @@ def _checked_optimizer(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT), bool(run_settings.momentum)
     if run_settings.momentum is not None and not optimizer_record.has_momentum:
-        momentum_optimizers = " or ".join(
+        optimizers_text = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {momentum_optimizers}, not {optimizer_record.name}")
+        raise InputError(f"--momentum: for --optimizer {optimizers_text}, not {optimizer_record.name}")
     if run_settings.optimizer_dtype is not None and (
         optimizer_record.state_format or (optimizer_record.has_momentum and not has_momentum)
     ):
@@ -518,11 +518,11 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats in which frameworks sum gradients of weights in any format."""
 
 
-def _float_format(format_name: str | None, option: str, default_format: str) -> str:
+def _float_format(format_name: str | None, option_name: str, default_format: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(format_name or default_format)
     if number_format.startswith("int"):
         raise InputError(
-            f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
+            f"{option_name} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
         )
     return number_format

@@ -229,8 +229,8 @@ class TrainingRun:
 
     def _tensor_to_update(self, weight: Tensor) -> Tensor:
         """Returns the tensor that the optimizer updates: a weight's fp32 master copy, or the weight itself."""
-        trained_copies = self.training.has_master_weights and weight.dtype is not FLOAT32
-        return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
+        updates_fp32_copy = self.training.has_master_weights and weight.dtype is not FLOAT32
+        return empty(self.meter, weight.shape, FLOAT32) if updates_fp32_copy else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
@@ -241,7 +241,7 @@ class TrainingRun:
     @cached_property
     def _layer_prefixes(self) -> tuple[str, ...]:
         """Returns the beginnings of the paths, without indices, of modules in transformer layers."""
-        return tuple(f"{layer}." for layer in layers_of(self.program.node()))
+        return tuple(f"{layer_name}." for layer_name in layers_of(self.program.node()))
 
     @cached_property
     def _table_paths(self) -> frozenset[str]:
@@ -501,7 +501,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     """
     memory_meter.parameter_events = []
     training_run.next_batch()
-    batch = memory_meter.take_events()
+    batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
     pass_events, set_up_events = memory_meter.take_events(), memory_meter.parameter_events
     memory_meter.parameter_events = None
@@ -510,7 +510,9 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     memory_meter.place = AllocationPlace("set-up")
     training_run.lowering.allocate_unread_parameters(training_run.program)
     training_run.prepare_training()
-    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.take_events(), batch, pass_events)
+    return repeat_steps(
+        training_run, memory_meter, set_up_events + memory_meter.take_events(), batch_events, pass_events
+    )
 
 
 def repeat_steps(
@@ -526,16 +528,18 @@ def repeat_steps(
     training_run.update()
     update_events = memory_meter.take_events()
     training_run.zero_grad()
-    zero_grad = memory_meter.take_events()
+    zero_grad_events = memory_meter.take_events()
     training_run.next_batch()
-    next_batch = memory_meter.take_events()
-    if not (is_repeatable(batch, pass_events, zero_grad, next_batch) and is_self_contained(update_events)):
+    next_batch_events = memory_meter.take_events()
+    if not (
+        is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(update_events)
+    ):
         return None
-    next_batch += rename_events(batch, next_batch)
+    next_batch_events += rename_events(batch, next_batch_events)
     return RecordedEvents(
         set_up_events,
-        [batch, pass_events, first_events, zero_grad],
-        [next_batch, pass_events, update_events, zero_grad],
+        [batch, pass_events, first_events, zero_grad_events],
+        [next_batch_events, pass_events, update_events, zero_grad_events],
         PHASES,
     )
 

@@ -147,7 +147,7 @@ class ModuleNames:
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
         matching_names = tuple(_fill_stars(name, layer_numbers) for name in layer_nodes.get(path_pattern, ()))
-        joined_names = (_name_in_layer(layer, name) for layer in layers for name in matching_names)
+        joined_names = (_name_in_layer(layer_name, name) for layer_name in layers for name in matching_names)
         return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
@@ -232,10 +232,10 @@ class ModuleNames:
             child.name: (*(f"{key}.{child.name}" for key in table_keys_of_node), child.name) for child in node.children
         }
         outer_child_names = {
-            module
+            module_name
             for table_keys_of_node in child_keys.values()
-            for module in self._table_names(table_keys_of_node)
-            if module.startswith(".")
+            for module_name in self._table_names(table_keys_of_node)
+            if module_name.startswith(".")
         }
         separate_words = outer_child_names if node.children else None
         name_entry = self._table_entry(table_keys_of_node)
@@ -249,16 +249,18 @@ class ModuleNames:
             module_names = tuple(
                 dict.fromkeys(
                     module_name
-                    for option in alternatives + separate_parts
-                    for module_name in _paths_below(option, parent_paths, outer_parents)
+                    for alternative in alternatives + separate_parts
+                    for module_name in _paths_below(alternative, parent_paths, outer_parents)
                 )
             )
-            parent_alternatives = [_modules_without_parts(option, outer_child_names) for option in alternatives]
+            parent_alternatives = [
+                _modules_without_parts(alternative, outer_child_names) for alternative in alternatives
+            ]
             child_prefixes = tuple(
                 dict.fromkeys(
                     f"{module_name}."
-                    for option in parent_alternatives
-                    for module_name in _paths_below(option, parent_paths, outer_parents)
+                    for alternative in parent_alternatives
+                    for module_name in _paths_below(alternative, parent_paths, outer_parents)
                 )
             )
             if node.indices is not None:
@@ -285,7 +287,9 @@ class ModuleNames:
 
     def _table_names(self, table_keys: tuple[str, ...]) -> Iterator[str]:
         name_entry = self._table_entry(table_keys)
-        return (module_name for option in _parse_alternatives(name_entry or "", None) for module_name in option)
+        return (
+            module_name for alternative in _parse_alternatives(name_entry or "", None) for module_name in alternative
+        )
 
 
 class _LayerNames(NamedTuple):
@@ -320,13 +324,13 @@ class _LayerNames(NamedTuple):
         )
 
 
-def _name_in_layer(layer: str, name_in_layer: str) -> str:
+def _name_in_layer(layer_name: str, name_in_layer: str) -> str:
     """Returns the checkpoint name of a module inside a layer; empty if another module list has the module."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
-        if module_list not in layer.split("."):
+        if module_list not in layer_name.split("."):
             return ""
-    return f"{layer}.{name_in_layer}" if name_in_layer else layer
+    return f"{layer_name}.{name_in_layer}" if name_in_layer else layer_name
 
 
 def _layer_name(joined_list_names: str, layer_number: int, layers: int) -> str:
@@ -381,26 +385,32 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
-        [name for name in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not name.startswith("-")]
-        for option in _split_alternatives(joined_names)
+        [
+            name
+            for name in alternative_text.partition("/")[0].replace(" - ", " + -").split(" + ")
+            if not name.startswith("-")
+        ]
+        for alternative_text in _split_alternatives(joined_names)
     ]
     if separate_words is None:
         return options
     first_names = [module_word.removeprefix(".") for module_word in separate_words]
     alternatives = [
-        option
-        for option in options
-        if len(option) > 1
-        and any(f"{first_name}.".startswith(f"{name}.") for first_name in first_names for name in option)
+        alternative
+        for alternative in options
+        if len(alternative) > 1
+        and any(f"{first_name}.".startswith(f"{name}.") for first_name in first_names for name in alternative)
     ]
-    return alternatives or [option for option in options if len(option) == 1] or options
+    return alternatives or [alternative for alternative in options if len(alternative) == 1] or options
 
 
-def _modules_without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
+def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
     """Returns an alternative's modules, without the modules that are themselves parts of the node."""
-    if len(option) == 1:
-        return option
-    return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option
+    if len(alternative) == 1:
+        return alternative
+    return [
+        module_name for module_name in alternative if f".{module_name.removeprefix('.')}" not in part_names
+    ] or alternative
 
 
 def _paths_below(
@@ -414,8 +424,8 @@ def _paths_below(
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
-    components = re.escape(current_name).replace(r"\*", r"(\d+)")
-    return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
+    name_pattern = re.escape(current_name).replace(r"\*", r"(\d+)")
+    return re.compile(rf"(?<![^.]){name_pattern}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
 def _split_alternatives(joined_names: str) -> list[str]:
@@ -432,8 +442,8 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
     if outer_names and outer_names[-1] == "experts":
         expert_modules = [name.rpartition(".")[0] for name in published_names if name.split(".")[-2:-1] == ["experts"]]
         known_names += [
-            f"{module}.0.{last_component}"
-            for module in expert_modules
+            f"{module_name}.0.{last_component}"
+            for module_name in expert_modules
             for last_component in EXPERT.get(last_name, (last_name,))
         ] + expert_modules
     name_variants: list[str] = []

@@ -59,10 +59,10 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_layer_indices(timeline_point: ModulePeak) -> ModulePeak:
-        layer = re.sub(
+        layer_name = re.sub(
             r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.module_path
         )
-        return timeline_point._replace(module_path=layer)
+        return timeline_point._replace(module_path=layer_name)
 
     tensors_term, *other_terms = device.terms
     if tensors_term.status == "untested":

@@ -86,13 +86,15 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((peak for module, peak in self.forward.bytes_by_path.items() if is_layer_path(module)), default=0)
+        return max(
+            (peak for module_path, peak in self.forward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+        )
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         peaks_outside_layers = (
-            peak for module, peak in self.forward.bytes_by_path.items() if not is_layer_path(module)
+            peak for module_path, peak in self.forward.bytes_by_path.items() if not is_layer_path(module_path)
         )
         return max(self.backward.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
 
@@ -106,7 +108,11 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward.bytes_by_path.items()
         return max(
-            (peak for module, peak in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
+            (
+                peak
+                for module_path, peak in peaks_by_path
+                if module_path not in ("", "loss") and not is_layer_path(module_path)
+            ),
             default=0,
         )
 
@@ -118,7 +124,9 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((peak for module, peak in self.backward.bytes_by_path.items() if is_layer_path(module)), default=0)
+        return max(
+            (peak for module_path, peak in self.backward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+        )
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""
@@ -279,7 +287,7 @@ class PeakEstimate:
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
         stage_peaks = self.peaks_by_stage(layout, micro_batches)
-        largest_stage = max(range(layout.pp), key=lambda stage: (stage_peaks[stage], -stage))
+        largest_stage = max(range(layout.pp), key=lambda stage_index: (stage_peaks[stage_index], -stage_index))
         return stage_peaks[largest_stage], largest_stage
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
@@ -408,10 +416,13 @@ class PeakEstimate:
         if only_gradients:
             weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
         static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
-        for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            static_bytes += parameter_count * weight_bytes / (shards if layout.zero == 3 else 1)
-            static_bytes += parameter_count * gradient_bytes / (shards if layout.zero >= 2 else 1)
-            static_bytes += parameter_count * optimizer_bytes / (shards if layout.zero >= 1 else 1)
+        for parameter_count, shard_count in (
+            (parameters.dense, layout.shards),
+            (parameters.experts, layout.expert_shards),
+        ):
+            static_bytes += parameter_count * weight_bytes / (shard_count if layout.zero == 3 else 1)
+            static_bytes += parameter_count * gradient_bytes / (shard_count if layout.zero >= 2 else 1)
+            static_bytes += parameter_count * optimizer_bytes / (shard_count if layout.zero >= 1 else 1)
         return round(static_bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
@@ -459,12 +470,12 @@ class PeakEstimate:
             largest_matrix=max(counts.largest_matrix for counts, _ in parts),
         )
 
-    def _count_layer(self, layout: Layout, stage: Stage, layer: int, shard_count: int) -> StageParameters:
+    def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
         """Counts the parameters of one layer, with the embedding or the head if the stage has it."""
-        layer_kind = self.layer_kinds[layer]
+        layer_kind = self.layer_kinds[layer_index]
         cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
         if cache_key not in self._parameters_by_layer:
-            layer_stage = stage._replace(layers=range(layer, layer + 1))
+            layer_stage = stage._replace(layers=range(layer_index, layer_index + 1))
             self._parameters_by_layer[cache_key] = self._count_recorded_parameters(layout, layer_stage, shard_count)
         return self._parameters_by_layer[cache_key]
 
@@ -538,43 +549,55 @@ class PeakEstimate:
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
-        start, end = stage.layers.start, stage.layers.stop
+        start_layer, end_layer = stage.layers.start, stage.layers.stop
         longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
+        if end_layer == start_layer or any(kinds[i] is not kinds[start_layer] for i in range(start_layer, end_layer)):
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern(
+                [kinds[i] for i in range(start_layer, end_layer)]
+            )
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return self._with_more_last_layers(stage) or (start, end, None)
+                return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
-            if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
-                end -= skipped_layer_count
+            if start_layer + first_layer + pattern_repeats * pattern_length == end_layer and not stage.has_head:
+                end_layer -= skipped_layer_count
             elif not first_layer and not stage.has_embedding:
-                start += skipped_layer_count
-            return start, end, pattern_repeats
-        while end - start > longest_run:
-            start, end = (start + 1, end) if stage.has_head else (start, end - 1)
-        while end - start < longest_run and not stage.has_head and end < len(kinds) and kinds[end] is kinds[start]:
-            end += 1
-        while end - start < longest_run and not stage.has_embedding and start > 0 and kinds[start - 1] is kinds[start]:
-            start -= 1
-        if end - start < longest_run:
+                start_layer += skipped_layer_count
+            return start_layer, end_layer, pattern_repeats
+        while end_layer - start_layer > longest_run:
+            start_layer, end_layer = (start_layer + 1, end_layer) if stage.has_head else (start_layer, end_layer - 1)
+        while (
+            end_layer - start_layer < longest_run
+            and not stage.has_head
+            and end_layer < len(kinds)
+            and kinds[end_layer] is kinds[start_layer]
+        ):
+            end_layer += 1
+        while (
+            end_layer - start_layer < longest_run
+            and not stage.has_embedding
+            and start_layer > 0
+            and kinds[start_layer - 1] is kinds[start_layer]
+        ):
+            start_layer -= 1
+        if end_layer - start_layer < longest_run:
             return stage.layers.start, stage.layers.stop, None
-        return start, end, len(stage.layers)
+        return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
         """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """
-        start, end, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
-        first_equal = end - 1
-        while first_equal > start and kinds[first_equal - 1] is kinds[end - 1]:
+        start_layer, end_layer, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
+        first_equal = end_layer - 1
+        while first_equal > start_layer and kinds[first_equal - 1] is kinds[end_layer - 1]:
             first_equal -= 1
-        equal_layers, longer_end = end - first_equal, first_equal + FEWEST_EXTRAPOLATED
+        equal_layers, longer_end = end_layer - first_equal, first_equal + FEWEST_EXTRAPOLATED
         if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(kinds):
             return None
-        if find_layer_pattern(kinds[start:longer_end]) != (first_equal - start, 1, FEWEST_EXTRAPOLATED):
+        if find_layer_pattern(kinds[start_layer:longer_end]) != (first_equal - start_layer, 1, FEWEST_EXTRAPOLATED):
             return None
-        return start, longer_end, equal_layers
+        return start_layer, longer_end, equal_layers
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
@@ -621,8 +644,12 @@ def _pass_peaks(
     )
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)
-    layer = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
-    return forward_peak, head_peak + transient_bytes.from_first_gradient, layer + transient_bytes.from_first_gradient
+    layer_index = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
+    return (
+        forward_peak,
+        head_peak + transient_bytes.from_first_gradient,
+        layer_index + transient_bytes.from_first_gradient,
+    )
 
 
 def _activation_shape(layout: Layout) -> tuple[object, ...]:

@@ -112,16 +112,23 @@ class Cluster:
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
-        depth = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
+        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
-        is_long_replay = depth > MOST_LAYERS_OF_ALL_STAGES or depth * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        is_long_replay = (
+            layer_count > MOST_LAYERS_OF_ALL_STAGES or layer_count * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        )
         return self.ranks_that_may_need_most if self.trains and is_long_replay else self._rank_of_each_stage
 
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks."""
         return tuple(
-            sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world_size - 1})
+            sorted(
+                {
+                    *(self.layout.rank(pp=stage_index) for stage_index in range(self.layout.pp)),
+                    self.layout.world_size - 1,
+                }
+            )
         )
 
     @property
@@ -143,7 +150,7 @@ class Cluster:
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
             if not any(

@@ -157,12 +157,12 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
     has_copies = training_config.has_master_weights and FLOAT32 not in (dtype, gradient_type)
-    copy_bytes, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
             _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / matrix_elements,
             gradient_copy=copy_bytes,
-            gradient_element_bytes=width,
+            gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
         _step_peak(training_config, gradient_type, has_copies, matrix_count) / matrix_elements
@@ -176,7 +176,12 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
         adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / matrix_elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
-        bytes_per_parameter, largest_matrix_bytes, second_matrix_bytes, bytes_per_adamw_parameter, copy_bytes, width
+        bytes_per_parameter,
+        largest_matrix_bytes,
+        second_matrix_bytes,
+        bytes_per_adamw_parameter,
+        copy_bytes,
+        gradient_element_bytes,
     )
 
 

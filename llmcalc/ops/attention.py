@@ -83,9 +83,13 @@ class AttentionCore(Op):
 
         Flash attention recomputes the scores once (Dao 2023, §3.1).
         """
-        score_products = 3 if run_config.attention in ("flash", "sdpa") else 2
+        score_product_count = 3 if run_config.attention in ("flash", "sdpa") else 2
         return (
-            2 * run_config.batch * self.heads * self.pairs(run_config) * (score_products * self.qk_dim + 2 * self.v_dim)
+            2
+            * run_config.batch
+            * self.heads
+            * self.pairs(run_config)
+            * (score_product_count * self.qk_dim + 2 * self.v_dim)
         )
 
 
@@ -98,8 +102,14 @@ class ReceivedKeysAttentionCore(AttentionCore):
 
         Flash recomputes the scores once (Dao 2023, §3.1).
         """
-        score_products = 2 if run_config.attention in ("flash", "sdpa") else 1
-        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (score_products * self.qk_dim + self.v_dim)
+        score_product_count = 2 if run_config.attention in ("flash", "sdpa") else 1
+        return (
+            2
+            * run_config.batch
+            * self.heads
+            * self.pairs(run_config)
+            * (score_product_count * self.qk_dim + self.v_dim)
+        )
 
 
 @frozen(slots=True)

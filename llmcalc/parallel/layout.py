@@ -188,16 +188,16 @@ class Layout:
         """Returns the options of `options`: field → option with its value."""
         option_texts: dict[str, str] = {}
         for field in fields(self):
-            field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
             if field.name == "reshard" and not self.zero:  # nothing is gathered
                 continue
             if isinstance(field_value, bool):
-                option_texts[field.name] = option if field_value else f"--no-{option[2:]}"
+                option_texts[field.name] = option_name if field_value else f"--no-{option_name[2:]}"
             else:
                 value_text = stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value)
-                option_texts[field.name] = f"{option} {value_text}"
+                option_texts[field.name] = f"{option_name} {value_text}"
         return option_texts
 
 
@@ -253,7 +253,7 @@ def rank_chunks(layout: Layout, layer_count: int, rank: int) -> RankChunks:
     stage_sizes, last_stage = layers_of_stages(layout, layer_count), layout.pp * layout.vpp - 1
     stage_starts = [*accumulate(stage_sizes, initial=0)]
     ranks = sorted({rank, layout.pp - 1 - rank}) if layout.is_bidirectional else [rank]
-    stage_indices = [chunk * layout.pp + stage_rank for chunk in range(layout.vpp) for stage_rank in ranks]
+    stage_indices = [chunk_index * layout.pp + stage_rank for chunk_index in range(layout.vpp) for stage_rank in ranks]
     layer_ranges = (range(stage_starts[i], stage_starts[i + 1]) for i in stage_indices)
     return RankChunks(rank, tuple(chain.from_iterable(layer_ranges)), 0 in stage_indices, last_stage in stage_indices)
 

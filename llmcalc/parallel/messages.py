@@ -100,7 +100,9 @@ class GradientRules(NamedTuple):
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
-            expected_stages = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
+            expected_stages = " or ".join(
+                f"--zero {zero_stage}" if zero_stage else "none" for zero_stage in self.zero_stages
+            )
             raise InputError(
                 f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected_stages}"
             )

@@ -50,8 +50,8 @@ def suggest_nearest_layouts(
     except ImpossibleLayout as error:
         if not layout_request.has_options:
             raise
-        suggestions = nearest_layouts_text(spec, layout_request, seq, most_layouts, check_layout)
-        raise InputError(f"{error}; {suggestions}" if suggestions else str(error)) from None
+        suggestions_text = nearest_layouts_text(spec, layout_request, seq, most_layouts, check_layout)
+        raise InputError(f"{error}; {suggestions_text}" if suggestions_text else str(error)) from None
 
 
 def nearest_layouts_text(
@@ -127,17 +127,17 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
         return True
 
     expert_sizes = divisors(experts) if experts else [1]
-    ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
+    ep_sizes = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
-    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
+    tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
     stage_counts = range(1, min(layer_count, FAR * requested_sizes["pp"]) + 1)
-    pp = _nearest_sizes(
+    pp_sizes = _nearest_sizes(
         requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layer_count))
     )
     chunk_counts = range(1, min(layer_count, FAR * requested_sizes["vpp"]) + 1)
-    vpp = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
-    for group_sizes in product(tp, pp, vpp, ep):
+    vpp_sizes = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
+    for group_sizes in product(tp_sizes, pp_sizes, vpp_sizes, ep_sizes):
         size_table: dict[str, Any] = dict(
             zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
         )
@@ -255,8 +255,8 @@ def _is_possible_layout(spec: ModelSpec, layout: Layout, layer_count: int) -> bo
     """Whether every pipeline stage of the layout has a program."""
     try:
         layers_of_stages(layout, layer_count)
-        for stage in {0, layout.pp - 1}:
-            rank_model(spec, layout, layout.rank(pp=stage)).program()
+        for stage_index in {0, layout.pp - 1}:
+            rank_model(spec, layout, layout.rank(pp=stage_index)).program()
     except InputError:
         return False
     return True

@@ -352,9 +352,9 @@ class PlacementTracker:
                 self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
                 self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
         else:
-            for is_backward, tensor_pairs in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+            for is_backward, pair_count in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 self._add_message(
-                    "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensor_pairs
+                    "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * pair_count
                 )
         if self.recompute.core and self.has_gradient:
             self.messages += [

@@ -67,8 +67,8 @@ class RankModel(ModelSpec):
         if self._symbolic_layout is None:
             return cached_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
         coordinates = self._layout.coordinates(self._rank)
-        whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
-        rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, whole_towers)
+        keeps_whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
+        rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, keeps_whole_towers)
         super().program(rank_flow)
         rank_flow.remove_other_stages()
         return rank_flow
@@ -189,9 +189,11 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
     models_by_counts: dict[tuple[Any, ...], RankModel] = {}
-    for stage in range(layout.pp):
-        model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
+    for stage_index in range(layout.pp):
+        model = rank_model(spec, layout, layout.rank(pp=stage_index))
+        layer_counts = tuple(
+            sum(layer_index in model.chunks.layers for layer_index in indices) for indices in _layer_indices(spec)
+        )
         models_by_counts.setdefault((model.chunks.has_embedding, model.chunks.has_head, layer_counts), model)
     return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 

@@ -145,11 +145,11 @@ class RankAxes:
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
             return AxisShard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
-            option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
+            option_name = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
             expected_degrees = ", ".join(map(str, divisors(axis_size, 4 * degree)))
             field_name = FIELDS.get(axis.name, axis.name)
             raise ImpossibleLayout(
-                f"{option} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
+                f"{option_name} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
             )
         return AxisShard(axis.name, axis_size // degree, axis_size, degree)
 

@@ -106,11 +106,11 @@ class Pipeline:
         """Yields every action of a rank, with the micro-batches in flight."""
         awaiting_backward, awaiting_weights = [0] * self.chunk_count, [0] * self.chunk_count
         for action in self.actions_by_rank[rank]:
-            pass_kind, chunk = action[:2]
-            awaiting_backward[chunk] += pass_kind == "F"
+            pass_kind, chunk_index = action[:2]
+            awaiting_backward[chunk_index] += pass_kind == "F"
             yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weights))
-            awaiting_backward[chunk] -= pass_kind in "BI"
-            awaiting_weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
+            awaiting_backward[chunk_index] -= pass_kind in "BI"
+            awaiting_weights[chunk_index] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
@@ -127,12 +127,12 @@ class Pipeline:
         awaiting_backward = (1,) * self.chunk_count if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
         change_by_action: dict[tuple[str, int], int] = {}
-        for chunk, (weight, awaiting_weights) in enumerate(zip(awaiting_backward, weights, strict=True)):
+        for chunk_index, (weight, awaiting_weights) in enumerate(zip(awaiting_backward, weights, strict=True)):
             change_by_action |= {
-                ("F", chunk): weight,
-                ("B", chunk): -weight,
-                ("I", chunk): awaiting_weights - weight,
-                ("W", chunk): -awaiting_weights,
+                ("F", chunk_index): weight,
+                ("B", chunk_index): -weight,
+                ("I", chunk_index): awaiting_weights - weight,
+                ("W", chunk_index): -awaiting_weights,
             }
         rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
@@ -140,8 +140,11 @@ class Pipeline:
         pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
         chunks = range(self.chunk_count)
         return peak_count, InFlightCounts(
-            tuple(pass_counts["F", chunk] - pass_counts["B", chunk] - pass_counts["I", chunk] for chunk in chunks),
-            tuple(pass_counts["I", chunk] - pass_counts["W", chunk] for chunk in chunks),
+            tuple(
+                pass_counts["F", chunk_index] - pass_counts["B", chunk_index] - pass_counts["I", chunk_index]
+                for chunk_index in chunks
+            ),
+            tuple(pass_counts["I", chunk_index] - pass_counts["W", chunk_index] for chunk_index in chunks),
         )
 
 
@@ -234,9 +237,9 @@ def _interleaved_passes(pass_kind: Kind, chunk_count: int, micro_batches: int, g
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunk_count) if pass_kind == "F" else range(chunk_count - 1, -1, -1)
     return [
-        PassAction(pass_kind, chunk, micro_batch)
+        PassAction(pass_kind, chunk_index, micro_batch)
         for first_micro_batch in range(0, micro_batches, group_size)
-        for chunk in chunk_order
+        for chunk_index in chunk_order
         for micro_batch in range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
     ]
 
@@ -252,12 +255,12 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
     remainder = micro_batches % group_size
     if micro_batches < group_size or 0 < remainder < ranks:
         next_multiple = micro_batches - remainder + group_size
-        valid_counts = (
+        valid_counts_text = (
             f"{next_multiple - group_size} or {next_multiple}" if next_multiple > group_size else str(next_multiple)
         )
         raise InputError(
             f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group_size} "
-            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts}, or no --vpp"
+            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts_text}, or no --vpp"
         )
 
 
@@ -293,13 +296,13 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     delayed_actions: list[PassAction] = []  # backward passes of weights, first in first out
 
     def add_action(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
-        chunk = direction ^ (rank >= half_ranks)
+        chunk_index = direction ^ (rank >= half_ranks)
         pass_kind: Kind = "F" if kind == "F" else "B"
-        pass_index = counts_by_pass[pass_kind, chunk]
-        counts_by_pass[pass_kind, chunk] += 1
-        rank_actions.append(PassAction(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
+        pass_index = counts_by_pass[pass_kind, chunk_index]
+        counts_by_pass[pass_kind, chunk_index] += 1
+        rank_actions.append(PassAction(kind, chunk_index, pass_index + chunk_index * half_microbatches, is_overlapped))
         if kind == "I":
-            delayed_actions.append(PassAction("W", chunk, pass_index + chunk * half_microbatches))
+            delayed_actions.append(PassAction("W", chunk_index, pass_index + chunk_index * half_microbatches))
 
     def add_overlapped_passes(forward_direction: int, backward_direction: int) -> None:
         add_action("F", forward_direction, is_overlapped=True)
@@ -455,7 +458,7 @@ class _StepSimulation:
         ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
         self.first_pass = [
-            [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunk_count)]
+            [pipeline.stage(rank, chunk_index) * self.micro_batches for chunk_index in range(pipeline.chunk_count)]
             for rank in range(ranks)
         ]
         self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(Kind)}

@@ -162,7 +162,7 @@ def _zero_stage_variants(
     if (
         layout is None
         or not layout.zero
-        or any(getattr(layout_request, option) is not None for option in zero_option_names)
+        or any(getattr(layout_request, option_name) is not None for option_name in zero_option_names)
     ):
         return
     for stage in layout_rules.other_zero_stages:
@@ -264,7 +264,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     stage_sizes = layout_request.pp_layout
     if stage_sizes is not None and len(stage_sizes) != group_sizes["pp"] * group_sizes["vpp"]:
         return False
-    return all(getattr(layout_request, name) in (None, size) for name, size in group_sizes.items())
+    return all(getattr(layout_request, name) in (None, group_size) for name, group_size in group_sizes.items())
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:

@@ -49,8 +49,8 @@ def weight_shards(program: RankFlow, extra_part_names: frozenset[str] = frozense
     extra_part_names: optional parts of the model that the program has, none by default.
     """
     layout = program.rank_axes.layout
-    expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
-    return tuple(_weight_shards(program.root.items, (), 1, extra_part_names, expert_groups))
+    has_expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
+    return tuple(_weight_shards(program.root.items, (), 1, extra_part_names, has_expert_groups))
 
 
 def _weight_shards(
@@ -58,9 +58,9 @@ def _weight_shards(
     module_path: Path,
     module_count: Number,
     extra_part_names: frozenset[str],
-    expert_groups: bool,
+    has_expert_groups: bool,
 ) -> Iterator[WeightShard]:
-    """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
+    """Yields the parameters of a program's items. has_expert_groups: whether experts have separate replica groups."""
     for scope_item in program_items:
         if isinstance(scope_item, AlternativeBranches):
             yield from _weight_shards(
@@ -68,7 +68,7 @@ def _weight_shards(
                 module_path,
                 module_count,
                 extra_part_names,
-                expert_groups,
+                has_expert_groups,
             )
             continue
         item_attributes = scope_item.node_fields
@@ -84,10 +84,12 @@ def _weight_shards(
                 child_path,
                 times(module_count, item_attributes.get("repeat", 1)),
                 extra_part_names,
-                expert_groups,
+                has_expert_groups,
             )
         elif scope_item.op is not None and "params" in scope_item.op.effects:
-            expert = expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
+            expert = (
+                has_expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
+            )
             is_head_norm = (
                 scope_item.verb == "norm"
                 and is_divided(scope_item.input_values[0].axes)

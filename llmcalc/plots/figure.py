@@ -42,11 +42,11 @@ _paper_columns: ContextVar[int | None] = ContextVar("paper_columns", default=Non
 @contextmanager
 def paper_columns(column_count: int | None) -> Iterator[None]:
     """Returns a context manager in which pictures are laid out for one or two columns of a paper; None for a screen."""
-    token = _paper_columns.set(column_count)
+    reset_token = _paper_columns.set(column_count)
     try:
         yield
     finally:
-        _paper_columns.reset(token)
+        _paper_columns.reset(reset_token)
 
 
 def is_narrow() -> bool:
@@ -172,8 +172,8 @@ def format_of(path: Path, option_name: str = "--output") -> str:
     """Returns the picture format of a file suffix. option_name: the option of `path`, for errors."""
     file_suffix = path.suffix.lower().removeprefix(".")
     if file_suffix not in FORMATS:
-        known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
-        raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {known_suffixes}")
+        suffixes_text = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
+        raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {suffixes_text}")
     return file_suffix
 
 

@@ -44,7 +44,9 @@ def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | Non
 def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row_index, (_, parameter_counts) in enumerate(counts_by_model):
-        component_sizes = {component: int(count) for component, count in parameter_counts.by_component.items()}
+        component_sizes = {
+            component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
+        }
         named_parts = [(component, component_sizes.get(component, 0)) for component in COMPONENTS]
         bar_start = 0.0
         for component, parameter_count in (

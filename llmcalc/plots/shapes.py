@@ -44,9 +44,9 @@ def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Ax
         panel_axes.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
-    budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
+    kinds_text = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
     if figure is not None:
-        draw_heading(figure, f"Shapes of equal {budget_kinds}")
+        draw_heading(figure, f"Shapes of equal {kinds_text}")
     return cache_axes.figure  # type: ignore[return-value]
 
 

@@ -75,7 +75,8 @@ def ask_compare(
                 )
             compared_quantities.append(model_quantities)
     sorted_models = [
-        (compared_models[index][0], compared_quantities[index]) for index in sort_order(compared_quantities, sort_key)
+        (compared_models[model_index][0], compared_quantities[model_index])
+        for model_index in sort_order(compared_quantities, sort_key)
     ]
     return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 
@@ -172,9 +173,11 @@ class ShapeQuestion:
         }
         for override in overrides:
             field_name = override.partition("=")[0].strip().rpartition(".")[2]
-            option, option_value = values_by_field.get(field_name, ("", None))
+            option_name, option_value = values_by_field.get(field_name, ("", None))
             if option_value is not None:
-                raise InputError(f"{option} and --set {override.strip()}: both set {field_name}; expected one of them")
+                raise InputError(
+                    f"{option_name} and --set {override.strip()}: both set {field_name}; expected one of them"
+                )
             if has_no_target and field_name in ("hidden_size", "num_hidden_layers"):
                 raise InputError(
                     f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "

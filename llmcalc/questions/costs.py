@@ -132,18 +132,18 @@ def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]
 
 def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
-    for field in declarations_of(type(command_options)):
-        if field not in training_options and getattr(command_options, field) is not None:
-            raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
+    for field_name in declarations_of(type(command_options)):
+        if field_name not in training_options and getattr(command_options, field_name) is not None:
+            raise InputError(f"{option(field_name)}: does not change servers of --requests; remove it")
 
 
 def _serving_cost(
     run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
 ) -> RunCost:
-    for field in ("step", "global_batch", "overlap"):
-        if getattr(options, field) is not None:
-            raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
-    missing_options = [option(field) for field in ("input", "output") if getattr(options, field) is None]
+    for field_name in ("step", "global_batch", "overlap"):
+        if getattr(options, field_name) is not None:
+            raise InputError(f"{option(field_name)}: is of training; expected --tokens in place of --requests")
+    missing_options = [option(field_name) for field_name in ("input", "output") if getattr(options, field_name) is None]
     if missing_options:
         raise InputError(
             f"{', '.join(missing_options)}: missing; expected the tokens of a request's prompt and answer, such as "
@@ -179,10 +179,8 @@ def _serving_cost(
     )
     server_search = server_study.find_servers()
     if server_search.chosen is None:
-        refusal_reasons = ", ".join(server_search.rejection_counts)
-        raise InputError(
-            f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
-        )
+        refusal_text = ", ".join(server_search.rejection_counts)
+        raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_text}")
     load_point = server_search.chosen.point
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         fewer_at_once = replace(options, concurrency=options.requests)

@@ -44,9 +44,9 @@ def decoded_token_time(
     engine_memory = layout_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
     cache_fields = (engine.field_of_option("--kv-dtype"), *FIELDS_OF_CACHE)
-    cache_words = {str(settings[field]) for field in cache_fields if field in settings} or {"auto"}
+    cache_words = {str(settings[field_name]) for field_name in cache_fields if field_name in settings} or {"auto"}
     is_untimed = settings.get("quantization", "none") != "none" or any(
-        word in field for field in settings for word in ("speculative", "draft")
+        word in field_name for field_name in settings for word in ("speculative", "draft")
     )
     has_timed_cache = len(cache_words) == 1 and cache_words <= TIMED_CACHES.keys()
     if not layout_option.serves_all_users or not has_timed_cache or is_untimed:
@@ -56,7 +56,7 @@ def decoded_token_time(
     if layout is not None and layout.ep * layout.expert_tp > layout.tp:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_words.pop()]}
-    chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}
+    chosen_formats = {field_name: name for field_name, name in settings_formats.items() if name is not None}
     decoding_run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

@@ -220,10 +220,10 @@ def _model_of_server(
         if preset_and_scheme is None:
             raise
     preset, quantization_scheme = preset_and_scheme
-    preset, quantization_scheme, formats = preset_in_named_format(server.target, preset, quantization_scheme)
+    preset, quantization_scheme, format_text = preset_in_named_format(server.target, preset, quantization_scheme)
     model_name_note = (
         f"the model of {server.location}, {short_repr(server.target)}, cannot be read; by its name it is the preset "
-        f"{preset.name} in {formats}, which a TARGET or --quantize replaces"
+        f"{preset.name} in {format_text}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
 

@@ -33,9 +33,9 @@ def launched_run(
     engine_options: option → its value, of which a training run has none.
     The others are as those of `memory_question`. Raises `InputError` for an option of engines.
     """
-    for option, option_value in engine_options.items():
+    for option_name, option_value in engine_options.items():
         if option_value is not None:
-            raise InputError(f"{option}: is of engines; remove it, or --launch")
+            raise InputError(f"{option_name}: is of engines; remove it, or --launch")
     run_options = RunOptions(
         settings=Settings(),
         layout=LayoutRequest(),

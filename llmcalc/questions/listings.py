@@ -61,7 +61,9 @@ def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None
         attention=require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets]),
     )
     selected_presets = [
-        (preset, count) for preset, count in counted_presets if model_filter.accepts(preset.model, count.total)
+        (preset, parameter_count)
+        for preset, parameter_count in counted_presets
+        if model_filter.accepts(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")

@@ -81,10 +81,10 @@ class _LoggedRun:
             return self.question.preset
         preset = known_model(self.parsed_log.model)
         if preset is None and (known_preset := known_checkpoint(self.parsed_log.model)) is not None:
-            preset, self.scheme_in_name, formats = preset_in_named_format(self.parsed_log.model, *known_preset)
+            preset, self.scheme_in_name, format_text = preset_in_named_format(self.parsed_log.model, *known_preset)
             self.notes.append(
-                f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {formats}, which a TARGET "
-                "or --quantize replaces"
+                f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {format_text}, which a "
+                "TARGET or --quantize replaces"
             )
         needs_model = self.parsed_log.program in FOLDERS or any(
             log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
@@ -392,11 +392,18 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
 def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool:
     """Whether a log without a budget has as many bytes per token of its cache as are computed."""
     terms = {compared_term.term.name: compared_term for compared_term in compared_terms}
-    cache, tokens = terms.get("kv_cache"), terms.get("kv_tokens")
-    if "budget" in terms or cache is None or tokens is None or not (cache.computed_value and tokens.computed_value):
+    cache_term, tokens_term = terms.get("kv_cache"), terms.get("kv_tokens")
+    if (
+        "budget" in terms
+        or cache_term is None
+        or tokens_term is None
+        or not (cache_term.computed_value and tokens_term.computed_value)
+    ):
         return False
     return math.isclose(
-        cache.term.value * tokens.computed_value, cache.computed_value * tokens.term.value, rel_tol=0.001
+        cache_term.term.value * tokens_term.computed_value,
+        cache_term.computed_value * tokens_term.term.value,
+        rel_tol=0.001,
     )
 
 

@@ -180,8 +180,8 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
 
 def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     option_values = {
-        field: declarations_of(TimeOptions)[field].checked_value(row_cells[field])
-        for field in TIME_COLUMNS
-        if field in row_cells
+        field_name: declarations_of(TimeOptions)[field_name].checked_value(row_cells[field_name])
+        for field_name in TIME_COLUMNS
+        if field_name in row_cells
     }
     return replace(options, measured=None, by_node=None, calibrate=None, **option_values)

@@ -135,8 +135,8 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
             return name
-    option = llmcalc_spelling(typed_option, OTHER_NAMES, {_option_spelling(name) for name in argument_names})
-    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option))
+    option_name = llmcalc_spelling(typed_option, OTHER_NAMES, {_option_spelling(name) for name in argument_names})
+    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option_name))
     return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments.replace("llmcalc ", "llmcalc."))
 
 
@@ -148,8 +148,8 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
-    if argument := python_argument_of(typed_name, argument_names):
-        return f"; expected {argument}"
+    if argument_name := python_argument_of(typed_name, argument_names):
+        return f"; expected {argument_name}"
     if typed_name in ("format", "output", "notes", "table", "junit"):
         return "; an answer is whole, and is data (in Python .document and .records())"
     if typed_name in declarations_of(Settings) | declarations_of(LayoutRequest):

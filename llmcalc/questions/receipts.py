@@ -50,8 +50,8 @@ class ReceiptFile:
     @cached_property
     def other_model(self) -> str:
         """The model in the log, if it differs from the question's model; otherwise empty."""
-        known_name = known_model(self.parsed_log.model)
-        return "" if known_name is None or known_name.model == self.preset.model else known_name.name
+        known_preset = known_model(self.parsed_log.model)
+        return "" if known_preset is None or known_preset.model == self.preset.model else known_preset.name
 
     @cached_property
     def other_version(self) -> str:
@@ -76,10 +76,10 @@ class ReceiptFile:
             if log_term.name in replaceable_names and log_term.value >= 0
         }
         if not measured_terms:
-            unreplaced_names = " and ".join(
+            names_text = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
             )
-            refusal_reason = f"is of {unreplaced_names}" if unreplaced_names else f"has none of {', '.join(MEASURED)}"
+            refusal_reason = f"is of {names_text}" if names_text else f"has none of {', '.join(MEASURED)}"
             raise InputError(f"--receipt {self.file}: {refusal_reason}; expected a log of this model and version")
         return measured_terms
 

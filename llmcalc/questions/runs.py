@@ -205,11 +205,11 @@ class RunQuestion(RunOptions):
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, cuda_runtime = self.preset, self.cuda_runtime_on(self.hardware)
-        other_models: list[UnreplayedBytes] = []
+        draft_model_bytes: list[UnreplayedBytes] = []
         if self.draft is not None:
             from ..studies.draft import draft_bytes
 
-            other_models = draft_bytes(self.draft, self.settings)
+            draft_model_bytes = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_changes(base=base_of_checkpoint(preset.stored_as))
@@ -223,7 +223,9 @@ class RunQuestion(RunOptions):
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._is_float16_training:
             settings = settings.with_changes(precision="fp16-master")
-        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
+        return memory(
+            preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
+        )
 
     @property
     def _is_float16_training(self) -> bool:
@@ -508,9 +510,9 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import NAMES, framework
 
-        owners = " or ".join(name for name in NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(name for name in NAMES if loss in framework(name).losses)
         raise InputError(
-            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {owners}"
+            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
 
 
@@ -640,7 +642,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         check_layout=partial(framework_record.check_layout, run_memory),
     ):
         if launched_run is not None:
-            ranks = Cluster.with_framework(
+            cluster = Cluster.with_framework(
                 run_memory,
                 launched_run.layout,
                 framework_record,
@@ -653,14 +655,14 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
 
             hardware = run_question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
-            ranks = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
+            cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
             stated_layout = layout_of(layout)
             answer_fields["planned_framework"] = _planned_framework(run_question, framework_record)
-            ranks = Cluster.with_framework(
+            cluster = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        ranks_answer = RanksMemoryAnswer.of_result(ranks, **answer_fields, launch=launched_run)
+        ranks_answer = RanksMemoryAnswer.of_result(cluster, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer

@@ -238,7 +238,7 @@ def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
     from .traces import read_trace
 
     load_options = ("input", "output", "concurrency", "rate")
-    typed_options = [f"--{field}" for field in load_options if getattr(options, field) is not None]
+    typed_options = [f"--{field_name}" for field_name in load_options if getattr(options, field_name) is not None]
     if options.trace is None:
         missing_options = [f"--{field}" for field in ("input", "output") if getattr(options, field) is None]
         if missing_options:

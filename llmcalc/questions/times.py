@@ -170,7 +170,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)
     precision = run_question.settings.precision or ""
     is_planned = precision not in NARROW_PRODUCTS or any(
-        precision in framework(field).narrow_precisions for field in FRAMEWORK_NAMES
+        precision in framework(field_name).narrow_precisions for field_name in FRAMEWORK_NAMES
     )
     return replace(
         timed_run,
@@ -279,9 +279,9 @@ def added_options(run_question: RunQuestion, layout_plan: LayoutPlan) -> dict[st
     candidate = layout_plan.ranked_layouts.feasible[0]
     typed_options = layout_of(replace(run_question.layout, framework=layout_plan.framework.name)).options_by_field()
     options = {
-        field: option_text
-        for field, option_text in candidate.layout.options_by_field().items()
-        if typed_options.get(field) != option_text
+        field_name: option_text
+        for field_name, option_text in candidate.layout.options_by_field().items()
+        if typed_options.get(field_name) != option_text
     }
     return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
 
@@ -297,13 +297,13 @@ def _with_fewest_options(
     if not layout_plan.ranked_layouts.feasible:
         return layout_plan
     candidate, options = layout_plan.ranked_layouts.feasible[0], added_options(run_question, layout_plan)
-    layout_fields = [field for field in options if field != "recompute"]
+    layout_fields = [field_name for field_name in options if field_name != "recompute"]
     for option_count in range(1, len(options)):
         fitting_plans = []
         for may_recompute in (False, True):
             for fields in combinations(layout_fields, option_count - may_recompute):
                 layout_request = replace(
-                    run_question.layout, **{field: getattr(candidate.layout, field) for field in fields}
+                    run_question.layout, **{field_name: getattr(candidate.layout, field_name) for field_name in fields}
                 )
                 smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
                 if (
@@ -384,8 +384,8 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     default_settings = Settings(run_question.settings.phase)
     adapters = [
         setting
-        for setting, field in declarations_of(Settings).items()
-        if "lora_rank" in (setting, field.setting.required_setting)
+        for setting, declaration in declarations_of(Settings).items()
+        if "lora_rank" in (setting, declaration.setting.required_setting)
     ]
     return replace(
         run_question,
@@ -479,9 +479,9 @@ def layout_time_settings(
 
     Raises `InputError` for options of time in a plan by memory.
     """
-    for field in OPTIONS_OF_AN_ORDER:
-        if order_name == "memory" and getattr(options, field) is not None:
-            raise InputError(f"{option(field)}: is of the order by time; expected --by time")
+    for field_name in OPTIONS_OF_AN_ORDER:
+        if order_name == "memory" and getattr(options, field_name) is not None:
+            raise InputError(f"{option(field_name)}: is of the order by time; expected --by time")
     return lambda framework_record: time_settings(run_question, framework_record, options)
 
 
@@ -503,7 +503,7 @@ def ask_timed_plan(
 
     run_question.require_one_accelerator()
     layout_time_settings(run_question, order_name, options)  # refuses options of time in a plan by memory
-    if any(getattr(options, field) is not None for field in OPTIONS_OF_AN_ORDER):
+    if any(getattr(options, field_name) is not None for field_name in OPTIONS_OF_AN_ORDER):
         order_name = "time"  # what cannot be timed with them is refused
     options, calibration = _calibrated_options(run_question, options, read_model)
     plan_answer = ask_plan(
@@ -525,17 +525,17 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
     phase, cached_tokens = run_question.settings.phase, options.context or 0
-    for field in ("context", "server"):
-        if getattr(options, field) and phase == "decode":
-            expected_option = "--seq, the tokens in the cache" if field == "context" else "--phase prefill"
-            raise InputError(f"{option(field)}: is of prompts; expected {expected_option}")
+    for field_name in ("context", "server"):
+        if getattr(options, field_name) and phase == "decode":
+            expected_option = "--seq, the tokens in the cache" if field_name == "context" else "--phase prefill"
+            raise InputError(f"{option(field_name)}: is of prompts; expected {expected_option}")
     hardware = run_question.hardware
     assert hardware is not None
     engine_notes = _check_served_model(run_question, options.engine)
     layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
-    for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
-        if getattr(layout_request, field) not in (None, 1, 0):
-            raise InputError(f"{option(field)}: is of training; expected --phase training")
+    for field_name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
+        if getattr(layout_request, field_name) not in (None, 1, 0):
+            raise InputError(f"{option(field_name)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack

@@ -69,7 +69,9 @@ class UsualEngine:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
         settings, software_stack = memory.settings, usual_stack(hardware, memory)
         engine_records = [
-            framework for framework in map(engine, FOLDERS) if framework.software_stack(NEWEST) == software_stack
+            engine_record
+            for engine_record in map(engine, FOLDERS)
+            if engine_record.software_stack(NEWEST) == software_stack
         ]
         if (
             settings.phase not in ("inference", "decode")
@@ -78,7 +80,7 @@ class UsualEngine:
         ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
-        typed_options = {field: name for field, name in format_settings.items() if name is not None}
+        typed_options = {field_name: name for field_name, name in format_settings.items() if name is not None}
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
@@ -191,8 +193,8 @@ class UsualEngine:
             return None
         best_replica = best_of_replicas(replicas)
         best_engine = replace(self, devices=best_replica.layout.pp)
-        largest_run = best_engine.fit_with_engine_buffers(run_memory)
-        if largest_run is None:
+        fit_answer = best_engine.fit_with_engine_buffers(run_memory)
+        if fit_answer is None:
             return None
         fewest_layout: Layout | None = best_replica.layout
         if best_replica.fit.verdict == "no":
@@ -201,14 +203,14 @@ class UsualEngine:
             if larger_option is not None and larger_option.fit.verdict != "no":
                 fewest_layout = larger_option.layout
                 device_change = SettingChange(larger_option.command_options, larger_option.fit)
-                largest_run = replace(largest_run, changes=(device_change, *largest_run.changes))
+                fit_answer = replace(fit_answer, changes=(device_change, *fit_answer.changes))
         return ServingFitAnswer(
             run_memory,
             tuple(replicas),
             best_replica,
             None if fewest_layout is None else fewest_layout.replica_devices,
             fewest_layout,
-            largest_run,
+            fit_answer,
         )
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
@@ -253,10 +255,10 @@ class UsualEngine:
         bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))
         if not bytes_by_device:
             return None
-        fullest_device = bytes_by_device.index(max(bytes_by_device))
-        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device])
+        fullest_device_index = bytes_by_device.index(max(bytes_by_device))
+        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device_index])
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
-        return ReplicaFit(layout, layout.rank(pp=fullest_device), memory_fit, decoding)
+        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding)
 
     def _largest_fitting_users(
         self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int
@@ -374,11 +376,11 @@ class ServedUsers:
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
-        title, option = usual_engine.record.title, f"--engine {usual_engine.record.name}"
+        title, option_name = usual_engine.record.title, f"--engine {usual_engine.record.name}"
         notes = [
-            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option})"
+            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option_name})"
             if user_limit
-            else f"by its own budget {title} does not start with it ({option} says why)"
+            else f"by its own budget {title} does not start with it ({option_name} says why)"
             for users, user_limit in most_users.items()
             if user_limit < users
         ]

@@ -38,9 +38,11 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     """Returns the report of checked values: data, and a table for each model. file_name: the budget file's name."""
-    broken_count = count_violations(budget_checks)
+    violation_count = count_violations(budget_checks)
     success_text = f"all {len(budget_checks)} bounds hold" if len(budget_checks) > 1 else "the bound holds"
-    headline_text = f"{plural(broken_count, 'bound')} of {len(budget_checks)} broken" if broken_count else success_text
+    headline_text = (
+        f"{plural(violation_count, 'bound')} of {len(budget_checks)} broken" if violation_count else success_text
+    )
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in budget_checks if check.warning)
     has_memory = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"

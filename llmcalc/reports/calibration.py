@@ -47,7 +47,7 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_before = calibration.errors_without_fit
     errors_after = calibration.errors_with_fit
     errors_left_out = calibration.left_out_errors
-    error_texts = ", ".join(
+    error_text = ", ".join(
         f"{units.percent(errors.median_error, 0)} {moment_text}"
         for errors, moment_text in (
             (errors_before, "before"),
@@ -55,21 +55,21 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
             (errors_left_out, "of runs left out"),
         )
     )
-    factor_texts = ", ".join(
+    factors_text = ", ".join(
         f"{factor_name} × {fitted_factor:.2f}"
         for factor_name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
     notes = [
-        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_texts}; {factor_texts}"
+        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_text}; {factors_text}"
     ]
     if not calibration.is_proved:
         notes = [
             f"hardly calibrated: of {plural(calibration.run_count, 'measured run')}, those left out of a fit are not "
             f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
-            f"of the median error; median error {error_texts}; {factor_texts}"
+            f"of the median error; median error {error_text}; {factors_text}"
         ]
     if calibration.refusal_reason:
-        notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_texts})"]
+        notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_text})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
         errors_text = (

@@ -38,7 +38,9 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "tree": {
             "name": file_name,
             "params": checkpoint.elements,
-            "children": [{"name": prefix, "params": count} for prefix, count in elements_by_prefix.items()],
+            "children": [
+                {"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()
+            ],
         },
     }
     prefix_columns = (
@@ -47,7 +49,10 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    part_rows = [row(prefix, count, count / total_elements) for prefix, count in elements_by_prefix.items()]
+    part_rows = [
+        row(prefix, element_count, element_count / total_elements)
+        for prefix, element_count in elements_by_prefix.items()
+    ]
     part_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -132,8 +137,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")
     if tensor_match.tied_copies:
-        tensor_names = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
-        notes.append(f"the tied output head is stored again: {tensor_names}")
+        names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
+        notes.append(f"the tied output head is stored again: {names_text}")
     if tensor_match.buffers:
         notes.append(
             f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "

@@ -371,8 +371,8 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        row(group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
-        for (group, ranks, message_kind), message_totals in ordered_messages
+        row(rank_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
+        for (rank_group, ranks, message_kind), message_totals in ordered_messages
     ]
 
 
@@ -475,9 +475,9 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_range is not None:
-        reserved_range = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_range))
+        reserved_text = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_range))
         notes.append(
-            f"reserved: {reserved_range} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
+            f"reserved: {reserved_text} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
         )
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak_text = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"

@@ -76,27 +76,29 @@ def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
 
 def _answer_text(run_cost: RunCost) -> str:
     money_amount = run_cost.cost.money
-    shortest_time, longest_time, likely_time, time_unit = _times_in_unit(run_cost)
+    shortest_time_text, longest_time_text, likely_time_text, time_unit = _times_in_unit(run_cost)
     money_suffix = "" if money_amount is None else f", money {money_range(money_amount)}"
     if run_cost.is_measured:
-        return f"{likely_time} {time_unit}{money_suffix}"
+        return f"{likely_time_text} {time_unit}{money_suffix}"
     likely_cost = "" if money_amount is None else f", likely {amount_text(money_amount.estimate)}"
-    return f"{shortest_time} to {longest_time} {time_unit}, likely {likely_time}{money_suffix}{likely_cost}"
+    return (
+        f"{shortest_time_text} to {longest_time_text} {time_unit}, likely {likely_time_text}{money_suffix}{likely_cost}"
+    )
 
 
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     """Returns low, high and likely time and their unit: days, or less for a run of less than a day."""
     days_amount, digit_count = run_cost.cost.days, 3 if run_cost.is_measured else 2
-    low_time, high_time, likely_time = (amount_text(range_end, digit_count) for range_end in _range_ends(days_amount))
+    low_text, high_text, likely_text = (amount_text(range_end, digit_count) for range_end in _range_ends(days_amount))
     if days_amount.high >= 1:
-        return low_time, high_time, likely_time, "days"
+        return low_text, high_text, likely_text, "days"
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
-    low_time, high_time, likely_time = (
+    low_text, high_text, likely_text = (
         duration_text(end_amount, time_unit, digit_count).removesuffix(f" {time_unit}")
         for end_amount in _range_ends(seconds)
     )
-    return low_time, high_time, likely_time, time_unit
+    return low_text, high_text, likely_text, time_unit
 
 
 def money_range(money_amount: RangedAmount) -> str:
@@ -141,7 +143,7 @@ def _step_description(run_cost: RunCost) -> str:
     """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
-    is_usual_batch = any(option.startswith("--global-batch") for option in run_cost.assumed_options)
+    is_usual_batch = any(option_name.startswith("--global-batch") for option_name in run_cost.assumed_options)
     if not is_usual_batch:
         return ""
     if run_cost.is_pretraining:

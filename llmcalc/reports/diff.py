@@ -94,7 +94,7 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
         Table(
             title,
             QUANTITY_COLUMNS,
-            [_quantity_row(shown_model) for shown_model in model_difference.quantities],
+            [_quantity_row(quantity_change) for quantity_change in model_difference.quantities],
             "",
             notes,
             headline_text,
@@ -103,8 +103,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
     ]
     if model_difference.fields:
         table_rows = [
-            row(shown_model.name, _field_text(shown_model.before), _field_text(shown_model.after))
-            for shown_model in model_difference.fields
+            row(field_change.name, _field_text(field_change.before), _field_text(field_change.after))
+            for field_change in model_difference.fields
         ]
         tables.append(Table("Fields that differ", FIELD_COLUMNS, table_rows, name="fields"))
     if model_before is not None and model_after is not None:

@@ -144,7 +144,9 @@ class Table(NamedTuple):
         shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.is_bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
+        shown_rows = [
+            row._replace(cells=[row.cells[column_index] for column_index in shown_columns]) for row in self.rows
+        ]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def split_lists(self) -> list[Table]:
@@ -243,23 +245,25 @@ class Report(NamedTuple):
         omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
-        remaining_notes, hidden_notes = MOST_NOTES, 0
+        remaining_note_count, hidden_note_count = MOST_NOTES, 0
         for table in [*self.tables, None]:
             left_out_notes = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
-            left_out_notes += [f"{hidden_notes} more note{'s' * (hidden_notes > 1)}"] if hidden_notes else []
+            left_out_notes += (
+                [f"{hidden_note_count} more note{'s' * (hidden_note_count > 1)}"] if hidden_note_count else []
+            )
             if left_out_notes and (table is None or table.answer):
                 notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
-                tables[-1], hidden_notes = tables[-1]._replace(notes=notes), 0
+                tables[-1], hidden_note_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
-            remaining_notes = MOST_NOTES if table.answer else remaining_notes
+            remaining_note_count = MOST_NOTES if table.answer else remaining_note_count
             shown_notes: list[str] = []
             for note in table.notes:
                 is_warning = any(warning_text.endswith(note) for warning_text in self.warnings)
-                if is_warning or remaining_notes:
+                if is_warning or remaining_note_count:
                     shown_notes.append(note)
-                    remaining_notes -= not is_warning
-            hidden_notes += len(table.notes) - len(shown_notes)
+                    remaining_note_count -= not is_warning
+            hidden_note_count += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
 

@@ -47,9 +47,9 @@ def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
         draft_texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.flop_count is not None:
         draft_texts.append(units.flops(draft.flop_count.total))
-    shared_parts = " and ".join(NAMES[part_name] for part_name in draft.shared_parts)
+    parts_text = " and ".join(NAMES[part_name] for part_name in draft.shared_parts)
     shared_text = (
-        f"; its {shared_parts} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if shared_parts else ""
+        f"; its {parts_text} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if parts_text else ""
     )
     relation_text = "counted in" if is_counted else "beside the numbers above"
     return f"draft {draft.preset.name}, {relation_text}: {', '.join(draft_texts)}{shared_text}"

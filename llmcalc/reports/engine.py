@@ -246,11 +246,11 @@ def _launch_subtitle(engine_use: EngineUse) -> str:
     """Writes the launch file of the server and additionally typed flags; empty without a file."""
     if engine_use.launch is None:
         return ""
-    typed_flags = ", ".join(
+    flags_text = ", ".join(
         f"{flag_name} {changed_flag.option_value}"
         for flag_name, changed_flag in engine_use.launch.option_overrides.items()
     )
-    return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
+    return f"; {engine_use.launch.location}" + (f", with {flags_text} in the place of its own" if flags_text else "")
 
 
 def _launch_notes(engine_use: EngineUse) -> list[str]:

@@ -227,7 +227,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
         tables.append(Table(preset.display if is_first_row else "", table_columns, table_rows, model_text))
     has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
     proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
-    proportion_texts = ", ".join(
+    proportions_text = ", ".join(
         f"{write_expression(numerator)} = {write_expression(denominator)}"
         for numerator, denominator in proportion_pairs
     )
@@ -239,7 +239,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
         repeat_text,
         *counted_rank_notes(rank_share),
         *_training_notes(explanation),
-        f"in units of h: {proportion_texts}" if proportion_texts else "",
+        f"in units of h: {proportions_text}" if proportions_text else "",
         *_source_notes(explanation),
         *_convention_notes(explanation),
     ]
@@ -356,8 +356,8 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     lines: list[str] = []
     for formula_term in [
         term_part
-        for long_term in _split_formula_terms(formula_text, SHORT)
-        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_formula_terms(long_term, 0))
+        for term_text in _split_formula_terms(formula_text, SHORT)
+        for term_part in ([term_text] if len(term_text) <= line_width - 4 else _split_formula_terms(term_text, 0))
     ]:
         if lines and len(lines[-1]) + 1 + len(formula_term) <= line_width:
             lines[-1] += " " + formula_term
@@ -454,9 +454,9 @@ def _convention_notes(explanation: Explanation) -> list[str]:
         )
     if "flops_absorbed" in quantities:
         notes += LATENT_FORMS
-    experts = identity_experts_note(explanation.formulas.symbolic.numeric_tree)
-    if experts and quantities & {"active", "flops"}:
-        notes.append(experts)
+    experts_note = identity_experts_note(explanation.formulas.symbolic.numeric_tree)
+    if experts_note and quantities & {"active", "flops"}:
+        notes.append(experts_note)
     if "kv" in quantities:
         has_sliding_layers = any(
             symbol_meaning.field == "sliding_window" for symbol_meaning in explanation.formulas.meanings.values()
@@ -503,16 +503,18 @@ def _record_tables(
     )
 
 
-def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_share: SelectedRank | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, rank_share: SelectedRank | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
-    bibtex: whether BibTeX entries of the papers are added.
+    with_bibtex: whether BibTeX entries of the papers are added.
     """
     latex_lines: list[str] = [
         _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
     ]
     for formula_section in explanation.sections:
-        latex_lines.append(_latex_comment(", ".join(path.path or "model" for path in formula_section.formula_nodes)))
+        latex_lines.append(
+            _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
+        )
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [
@@ -536,10 +538,15 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
-        dict.fromkeys(path.source for section in explanation.sections for path in section.formula_nodes if path.source)
+        dict.fromkeys(
+            formula_node.source
+            for section in explanation.sections
+            for formula_node in section.formula_nodes
+            if formula_node.source
+        )
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
-    if bibtex:
+    if with_bibtex:
         cited_papers, uncited_sources = papers(node_sources)
         latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
         latex_lines += [_latex_comment(f"no paper: {source}") for source in uncited_sources]

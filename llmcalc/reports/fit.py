@@ -209,7 +209,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan = fit_answer.layout_plan
     accelerator_fit = fit_answer.fit
-    best_layout = fit_answer.best_candidate
+    best_candidate = fit_answer.best_candidate
     memory_use = fit_answer.memory.states
     table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices)]
     if accelerator_fit.verdict == "fits":
@@ -240,12 +240,12 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "hardware": accelerator_fit.hardware.name,
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
-        "layout": best_layout.layout.data(),
+        "layout": best_candidate.layout.data(),
         **_fit_data(accelerator_fit),
         "needed_devices": fit_answer.fewest_devices,
         "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
         "needed_framework": None if needed_framework is None else needed_framework.name,
-        "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, accelerator_fit)]),
+        "options": options_data([HardwareOption(layout_plan.devices, best_candidate.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
@@ -253,7 +253,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         f"{VERDICTS[accelerator_fit.verdict]} on "
         f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
-        f"{layout_text(best_layout.layout)}",
+        f"{layout_text(best_candidate.layout)}",
         table_rows,
         notes,
     )
@@ -272,13 +272,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         serving_answer.best_replica.fit,
         serving_answer.best_replica.layout.world_size,
     )
-    sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
+    sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
         row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)
     ]
     if accelerator_fit.verdict != "no":
         table_rows += [
-            row(f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch),
+            row(f"users of each {sharing_ranks_text} (--users)", largest_run_fit.batch, memory_use.workload.batch),
             row("tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq),
         ]
     engine_title = largest_run_fit.engine_title

@@ -218,12 +218,12 @@ def headline(flop_count: FlopCount) -> str:
 
 def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
-    experts = identity_experts_note(flop_count.tree)
+    experts_note = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
         f"; also not counted, as it is element by element: {name}" for name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
-    notes += [experts] if experts else []
+    notes += [experts_note] if experts_note else []
     if workload.phase == "decode":
         notes.append(
             f"decode: one new token of each sequence after {workload.context:,} in its cache (--context, or --seq "

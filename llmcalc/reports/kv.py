@@ -61,12 +61,12 @@ def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = N
             "layers": [asdict(layer_group) for layer_group in cache.groups],
             "by_dtype": {dtype: cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
             "what_if": {
-                other_cache.model_change.key: {
-                    "bytes": other_cache.cache.bytes,
-                    "ratio": other_cache.ratio,
-                    "by_dtype": {dtype: other_cache.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
+                changed_run.model_change.key: {
+                    "bytes": changed_run.cache.bytes,
+                    "ratio": changed_run.ratio,
+                    "by_dtype": {dtype: changed_run.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
                 }
-                for other_cache in model_changes
+                for changed_run in model_changes
             },
             "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },

@@ -25,7 +25,9 @@ def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report
         "model": {"name": config_name, "kind": "measured", "class": class_name},
         "params": {
             "total": total_params,
-            "by_component": {component.name: component.params * component.repeat for component in module_tree.children},
+            "by_component": {
+                module_size.name: module_size.params * module_size.repeat for module_size in module_tree.children
+            },
         },
         "measured": True,
         "tree": module_data(module_tree),

@@ -98,13 +98,13 @@ def report(
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
-    kernels = " under torch's kernels" if gguf_note(run_memory, preset.target) else ""
-    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels}"
+    kernels_text = " under torch's kernels" if gguf_note(run_memory, preset.target) else ""
+    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels_text}"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)
-    parameters = (
+    parameters_text = (
         "" if memory_use.phase == "training" else f", {units.count(memory_use.parameter_count.total)} parameters"
     )
-    settings_line = settings_text(run_memory, run_memory.attention) + parameters
+    settings_line = settings_text(run_memory, run_memory.attention) + parameters_text
     notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
     table_columns, table_rows = (
         phase_columns_and_rows(device, memory_use)
@@ -274,7 +274,9 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
+    table_rows += [
+        row(f"of these: {name}", *(byte_count for _ in phases), depth=1) for name, byte_count in allocator_terms
+    ]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )

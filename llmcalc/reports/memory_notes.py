@@ -40,11 +40,11 @@ def displayed_term_name(memory_term: MemoryTerm) -> str:
 def run_text(memory_use: MemoryUse) -> str:
     """Writes a run's phase, tokens and precision or adapters: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
-    batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
+    batch_text = "" if workload.batch == 1 else f"{workload.batch:,} × "
     weights_text = _adapters_text(memory_use) or memory_use.precision
     precision_text = f" ({weights_text})" if weights_text else ""
     preposition = "after" if memory_use.phase == "decode" else "of"
-    return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision_text}"
+    return f"{memory_use.phase} {preposition} {batch_text}{plural(workload.seq, 'token')}{precision_text}"
 
 
 def _adapters_text(memory_use: MemoryUse) -> str:
@@ -126,10 +126,10 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     """
     if not device.host:
         return []
-    term_texts = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
+    terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
     term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
-    return [f"host: {term_texts}{ranks_note}; {'; '.join(term_sources)}"]
+    return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
 
 
 def keeps_small_segments(run_memory: Memory) -> bool:
@@ -171,9 +171,9 @@ def gguf_note(run_memory: Memory, target: str) -> str:
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters and a quantized base of a projection whose weight the kernel of a scan reads itself."""
-    adapters, params = memory_use.adapters, memory_use.parameter_count
+    adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(position) for position, _ in linear_layers(params.tree, params.include)
+        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []
@@ -283,11 +283,11 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"{execution_entry['cross_entropy']} cross-entropy (--cross-entropy)")
         kernel_texts.append(f"recompute {execution_entry['recompute']} (--recompute)")
         if execution_entry["dropout"]:
-            dropout_texts = ", ".join(
+            dropouts_text = ", ".join(
                 f"{probability:g} ({dropout_place})"
                 for dropout_place, probability in execution_entry["dropout"].items()
             )
-            kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
+            kernel_texts.append(f"dropout {dropouts_text} (--dropout)")
         kernel_texts.append(f"{execution_entry['optimizer']} {execution_entry['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(kernel_texts)}"
 
@@ -315,8 +315,11 @@ def _chunk_note(run_memory: Memory) -> str:
 
 
 def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
-    tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
-    note_text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
+    tokens_text, sequences_text = (
+        plural(memory_use.workload.seq, "token"),
+        plural(memory_use.workload.batch, "sequence"),
+    )
+    note_text = f"KV cache: keys, values and any recurrent state of {sequences_text} of {tokens_text} (--batch, --seq)"
     if block_tokens:
         block_text = plural(block_tokens, "token")
         return f"{note_text}, in blocks of {block_text} (--kv-block); no prefix is shared between sequences"

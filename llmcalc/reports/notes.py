@@ -165,13 +165,13 @@ def identity_experts_note(node_tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in node_tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
-    expert_counts = ", ".join(
+    expert_counts_text = ", ".join(
         f"{identity_op.expert_layers[0].top_k} of {identity_op.expert_layers[0].num_experts:,} beside "
         f"{identity_op.identity_count:,}"
         for identity_op in identity_ops
     )
     return (
-        f"upper bound: every token is counted with real experts ({expert_counts} identity experts, which hold and "
+        f"upper bound: every token is counted with real experts ({expert_counts_text} identity experts, which hold and "
         "compute nothing)"
         if identity_ops
         else ""

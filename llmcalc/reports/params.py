@@ -186,11 +186,11 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        average_active_params = units.count(parameter_count.active_evenly)
-        minimum_active_params = units.count(parameter_count.active_at_least)
+        average_text = units.count(parameter_count.active_evenly)
+        minimum_text = units.count(parameter_count.active_at_least)
         notes.append(
-            f"active per token with identity experts among its own: {average_active_params} on average if all experts "
-            f"are chosen alike, {minimum_active_params} at least"
+            f"active per token with identity experts among its own: {average_text} on average if all experts "
+            f"are chosen alike, {minimum_text} at least"
         )
     if parameter_count.buffers:
         notes.append(

@@ -109,7 +109,8 @@ def report(
     ]
     if plan.refusal_counts:
         reason_rows = [
-            row(reason, count) for reason, count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
+            row(reason, layout_count)
+            for reason, layout_count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
         ]
         tables.append(
             Table(
@@ -180,16 +181,16 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
     notes = []
     for compared_plan in layout_plan.compared_plans:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
-        compared_layout = compared_plan.first_row[1]
-        if compared_layout is None:
+        compared_candidate = compared_plan.first_row[1]
+        if compared_candidate is None:
             fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
             notes.append(f"not listed: layouts of {framework_text}, of which {fit_text}")
             continue
-        compared_time = compared_plan.step_time_range(compared_layout)
+        compared_time = compared_plan.step_time_range(compared_candidate)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
         notes.append(
             f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
-            f"{candidate_cell(compared_layout.layout, compared_layout.recompute, ())}"
+            f"{candidate_cell(compared_candidate.layout, compared_candidate.recompute, ())}"
         )
     return notes
 
@@ -230,8 +231,10 @@ def _layout_row(
     if seconds_range is None:
         return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
-    seconds = range_ends_text(seconds_range)
-    return row(*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
+    seconds_text = range_ends_text(seconds_range)
+    return row(
+        *row_cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom
+    )
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -242,8 +245,8 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest_layout = layout_plan.first_row
-    first_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
+    fastest_plan, fastest_candidate = layout_plan.first_row
+    first_time = None if fastest_candidate is None else fastest_plan.step_time_range(fastest_candidate)
     software_stack = (
         fastest_plan.training_times.stack
         if fastest_plan.training_times is not None
@@ -287,21 +290,21 @@ def _nccl_headroom_notes(layout_plan: LayoutPlan) -> list[str]:
 
 def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout takes another time by the framework's other exchange of experts' tokens."""
-    first_plan, first_layout = layout_plan.first_row
+    first_plan, first_candidate = layout_plan.first_row
     if (
-        first_layout is None
-        or first_layout.seconds is None
+        first_candidate is None
+        or first_candidate.seconds is None
         or first_plan.training_times is None
-        or first_layout.layout.ep == 1
+        or first_candidate.layout.ep == 1
     ):
         return []
     training_times = first_plan.training_times.with_memory(
-        first_plan.estimates.with_recompute(first_layout.recompute).memory
+        first_plan.estimates.with_recompute(first_candidate.recompute).memory
     )
     return other_exchange_notes(
         training_times.stack,
-        first_layout.seconds,
-        lambda time_stack: training_times.seconds_on(time_stack, first_layout.layout, first_layout.micro_batches),
+        first_candidate.seconds,
+        lambda time_stack: training_times.seconds_on(time_stack, first_candidate.layout, first_candidate.micro_batches),
         "the first layout takes ",
     )
 

@@ -53,7 +53,7 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
 
     while is_too_long() and len(shorter_tables) > 1 and shorter_tables[-1].is_optional:
         shorter_tables.pop()
-    left_out_tables = len(tables) - len(shorter_tables)
+    left_out_table_count = len(tables) - len(shorter_tables)
     while is_too_long():
         longest_index = max(range(len(shorter_tables)), key=lambda index: (len(shorter_tables[index].rows), index))
         table = shorter_tables[longest_index]
@@ -63,8 +63,10 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
         shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != removable_rows[-1]]
         shorter_tables[longest_index] = table._replace(rows=shown_rows)
         omitted_rows += 1
-    if omitted_rows or left_out_tables:
-        shorter_tables[-1] = shorter_tables[-1]._replace(omission_text=_omission_text(left_out_tables, omitted_rows))
+    if omitted_rows or left_out_table_count:
+        shorter_tables[-1] = shorter_tables[-1]._replace(
+            omission_text=_omission_text(left_out_table_count, omitted_rows)
+        )
     return shorter_tables
 
 

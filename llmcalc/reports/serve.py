@@ -149,9 +149,9 @@ def load_text(serve_study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
     latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
-        trace_duration = duration_text(serve_study.trace.duration_seconds)
-        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_duration}"
-        return f"{user_count}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
+        trace_text = duration_text(serve_study.trace.duration_seconds)
+        user_count_text = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_text}"
+        return f"{user_count_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
     return f"{load_words} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
@@ -512,7 +512,8 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "price": serve_study.price,
         "servers": listed_servers,
         "front": [
-            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+            {"server": server_index, "concurrency": _users_data(concurrency)}
+            for server_index, concurrency in servers.pareto_front
         ],
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,

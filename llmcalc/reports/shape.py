@@ -144,9 +144,9 @@ def _shape_size_cells(shape: ModelShape) -> list[Any]:
 
 
 def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
-    heads = " ".join(map(str, shape.head_sizes)) or "none"
+    head_sizes_text = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
-    cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
+    cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, head_sizes_text]
     return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.is_target)
 
 
@@ -298,11 +298,11 @@ def _shared_sizes_text(shape_study: ShapeStudy) -> str:
 def _training_budget(shape_study: ShapeStudy) -> str:
     budget = shape_study.budget
     if budget.tokens is None:
-        tokens = f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
+        tokens_text = f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
     else:
-        tokens = f"{units.count(budget.tokens)} tokens"
+        tokens_text = f"{units.count(budget.tokens)} tokens"
     return (
-        f"training FLOPs: {tokens} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
+        f"training FLOPs: {tokens_text} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
         f"sequences of {budget.seq:,}"
     )
 
@@ -324,10 +324,10 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
     if shape_study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if shape_study.budget.kind == "parameters":
-        tokens = " to ".join(
+        tokens_text = " to ".join(
             units.count(TOKENS_PER_PARAMETER * active_parameters) for active_parameters in _active_text(shape_study)
         )
-        notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
+        notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens_text} tokens here")
     if shape_study.scaled is not None:
         hidden_size, layers, aspect_ratio = shape_study.scaled
         notes.append(

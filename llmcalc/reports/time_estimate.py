@@ -320,14 +320,16 @@ def _run_text(timed_run: TimedRun) -> str:
     sequences_text = plural(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
-    tokens = {
+    work_text = {
         "training": f"training of {sequences_text} of {plural(timed_run.seq, 'token')}",
         "prefill": f"prompts of {sequences_text} of {plural(timed_run.seq, 'token')}"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
         "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return f"{tokens} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
+    return (
+        f"{work_text} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
+    )
 
 
 def _formats_text(timed_run: TimedRun) -> str:
@@ -400,8 +402,8 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
 
 def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
-    resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
-    sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
+    resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
+    sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         contents_text = "weights, cache and buffers" if timed_run.includes_buffers else "weights and cache"
@@ -420,7 +422,7 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
             else:
                 size_note += f", the first line {host_text}"
     elif timed_run.chosen_options:
-        undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
+        undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity_bytes else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
     elif timed_run.devices == 1:
         size_note = f"{training_text}: they do not fit; llmcalc fit tries changes that need less"

@@ -19,9 +19,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
     if not rows_above_peak:
         return []
     if all(convention_row.key != EXACT_CAUSAL for convention_row in rows_above_peak):
-        convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
+        names_text = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
-            f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
+            f"more than 100 % by {names_text}, with FLOPs that need not be computed; the exact count of causal "
             "pairs is below the peak"
         ]
     dtype_bits = units.DTYPE_BITS[utilization.dtype]
@@ -41,7 +41,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    flops_scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
+    flops_scale = units.decimal_scale(
+        max(convention_utilization.flops_per_token for convention_utilization in utilization.conventions), "FLOPs"
+    )
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -60,15 +62,19 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         )
         for utilization_row in utilization.conventions
     ]
-    peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
-    peak_text = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
+    peak_flops_text = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
+    peak_text = f"{peak_flops_text} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
         *_high_utilization_notes(utilization),
         f"peak of each device: {peak_text}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
+        *(
+            f"{convention_utilization.name}: {convention_utilization.source}"
+            for convention_utilization in utilization.conventions
+            if convention_utilization.source
+        ),
     ]
     rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(

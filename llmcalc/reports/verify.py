@@ -104,7 +104,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
     """Writes one line about the measured speed of a forward pass."""
-    flops_rate = (
+    flops_rate_text = (
         f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
         f"{measured_speed['tokens']:,} tokens"
     )
@@ -115,7 +115,7 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"{flops_rate} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
+        f"{flops_rate_text} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
         f"{measured_speed['torch']}{memory_text} (information, not checked)"
     )
 
@@ -192,8 +192,8 @@ def _witness_notes(model_verdicts: list[Verdict]) -> list[str]:
     if witness_text == "distributed":
         return _distributed_note(model_verdicts)
     if witness_text == "transformers":
-        library_classes = ", ".join(dict.fromkeys(model_verdict.info["class"] for model_verdict in model_verdicts))
-        return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(model_verdicts)]
+        class_names_text = ", ".join(dict.fromkeys(model_verdict.info["class"] for model_verdict in model_verdicts))
+        return [f"against transformers on meta, eager attention: {class_names_text}", _coverage_note(model_verdicts)]
     if witness_text == "published":
         return ["against the published count of the released weights"]
     return []
@@ -247,7 +247,11 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
+    notes = [
+        f"memory of {name}: {', '.join(verdict_info['runs'])}"
+        for name, verdict_info in compared_memory
+        if verdict_info["runs"]
+    ]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
@@ -270,9 +274,9 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    parallel_kinds = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
+    layout_text = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two steps "
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
         f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
         f"{run_info['seq']} tokens per replica; loss: against one process",
         f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
@@ -284,12 +288,12 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
-    direct_count = sum(len(comparison.compared_alone) for _, comparison in covered_models)
-    summed_count = sum(len(comparison.compared_in_sums) for _, comparison in covered_models)
+    direct_count = sum(len(coverage.compared_alone) for _, coverage in covered_models)
+    summed_count = sum(len(coverage.compared_in_sums) for _, coverage in covered_models)
     missing_paths = [
         path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
-        for model_verdict, comparison in covered_models
-        for path in comparison.compared_in_totals
+        for model_verdict, coverage in covered_models
+        for path in coverage.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (

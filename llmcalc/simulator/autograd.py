@@ -251,22 +251,24 @@ def _run_backward_node(
     if graph_node.outputs == 1:
         output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
-        output_gradients = [gradients.pop((id(graph_node), index), None) for index in range(graph_node.outputs)]
+        output_gradients = [
+            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.outputs)
+        ]
     saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
     needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
     input_gradients = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for index, (shape, dtype) in enumerate(graph_node.inputs):
-        if not needs_input_grad[index]:
-            input_gradients[index] = None
+    for output_index, (shape, dtype) in enumerate(graph_node.inputs):
+        if not needs_input_grad[output_index]:
+            input_gradients[output_index] = None
             continue
-        gradient = input_gradients[index]
+        gradient = input_gradients[output_index]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            input_gradients[index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
+            input_gradients[output_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            input_gradients[index] = autograd_graph.new_tensor(
+            input_gradients[output_index] = autograd_graph.new_tensor(
                 shape, dtype, elementwise_strides(((gradient.shape, gradient.strides),), shape)
             )
         del gradient
@@ -339,7 +341,9 @@ def _accumulate_leaf_gradient(autograd_graph: AutogradGraph, leaf: Tensor, gradi
 def _has_strides_of_leaf(gradient: Tensor, leaf: Tensor) -> bool:
     """Whether a gradient has the strides of its trained tensor."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
-    return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
+    return all(
+        is_size_one(axis_size) or gradient_stride == leaf_stride for axis_size, gradient_stride, leaf_stride in axes
+    )
 
 
 def _count_leaf_uses(root_node: AutogradNode) -> dict[int, int]:

@@ -216,7 +216,7 @@ class CachingAllocator:
         EFFORT.units += len(allocator_steps)
         blocks_by_number, is_expandable = self._block_of, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
-        allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        allocated_units, peak_units = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool_number = self._small_pool(self._stream)
         pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
@@ -260,8 +260,8 @@ class CachingAllocator:
                             block_starts_of_size.append(block_start)
                         else:
                             insort(block_starts_of_size, block_start)
-                if allocated_units > peak_allocated:  # noqa: PLR1730
-                    peak_allocated = allocated_units
+                if allocated_units > peak_units:  # noqa: PLR1730
+                    peak_units = allocated_units
             elif not encoded_units:
                 block_start, block_size, pool_number = blocks_by_number[storage_number + storage_offset]
                 block_starts, block_ends, block_sizes, block_starts_by_size, _ = pool_tables[pool_number]
@@ -302,7 +302,7 @@ class CachingAllocator:
                     (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
                     for block_pool in self._pools[len(pool_tables) :]
                 ]
-        self.allocated, self.peak_allocated = allocated_units << UNIT, peak_allocated << UNIT
+        self.allocated, self.peak_allocated = allocated_units << UNIT, peak_units << UNIT
 
     def _choose_block(self, pool_number: int, block_units: int) -> int:
         """Returns the size of the free block that serves n units of a pool (get_free_block).

@@ -71,7 +71,7 @@ class ProgramLowering(CacheTensors):
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
-        finder = type(self)(
+        parameter_lowering = type(self)(
             AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
@@ -80,17 +80,22 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        finder.graph.enabled, finder.only_finds_parameters = False, True
-        finder.run_only, finder.first_layer_index = self.run_only, self.first_layer_index
-        finder.first_trained_layer, finder.trained_dtype = self.first_trained_layer, self.trained_dtype
-        finder.inputs = {
-            id_rows: empty(finder.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64)
+        parameter_lowering.graph.enabled, parameter_lowering.only_finds_parameters = False, True
+        parameter_lowering.run_only, parameter_lowering.first_layer_index = self.run_only, self.first_layer_index
+        parameter_lowering.first_trained_layer, parameter_lowering.trained_dtype = (
+            self.first_trained_layer,
+            self.trained_dtype,
+        )
+        parameter_lowering.inputs = {
+            id_rows: empty(
+                parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64
+            )
             for id_rows in INPUTS
         }
-        finder.create_input_frames(program)
-        finder.create_stage_input(program)
-        finder.run(program)
-        return finder.weights, finder.buffers
+        parameter_lowering.create_input_frames(program)
+        parameter_lowering.create_stage_input(program)
+        parameter_lowering.run(program)
+        return parameter_lowering.weights, parameter_lowering.buffers
 
     def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
@@ -125,7 +130,7 @@ class ProgramLowering(CacheTensors):
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         previous_place, memory_meter.place = memory_meter.place, self.place
-        values_once_computed, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
+        outer_memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
         outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
@@ -138,7 +143,7 @@ class ProgramLowering(CacheTensors):
                 set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}
             ):
                 self.values.pop(storage_key)
-        self.memo = values_once_computed
+        self.memo = outer_memo
         self.frames.pop()
         memory_meter.place = previous_place
         del module_input

@@ -319,7 +319,7 @@ class TraceReader:
         bytes_by_kind: dict[str, int] = {}
         peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}  # of places, stored once they are final
         live_bytes = pass_peak = 0
-        place_peak, is_rising = NO_PEAK, False  # is_rising: whether the bytes now are the peak of the place
+        place_peak_bytes, is_rising = NO_PEAK, False  # is_rising: whether the bytes now are the peak of the place
         kinds_at_first_release: dict[str, int] | None = None
         for storage_number, nbytes, event_detail in self.events[
             recorded_pass.first_event_index : recorded_pass.end_event_index
@@ -334,8 +334,8 @@ class TraceReader:
                 if storage_bytes:
                     allocator_steps.append(encode_allocation(storage_in_pass, storage_bytes))
                     live_bytes += storage_bytes
-                    if live_bytes > place_peak:
-                        place_peak, is_rising = live_bytes, True
+                    if live_bytes > place_peak_bytes:
+                        place_peak_bytes, is_rising = live_bytes, True
                         pass_peak = max(pass_peak, live_bytes)
             elif nbytes == FREED:
                 released_storage = storage_numbers.get(storage_number)
@@ -350,7 +350,7 @@ class TraceReader:
                         )
                     allocator_steps.append((released_storage or 0, 0))  # `encode_release`
                 if is_rising:
-                    peaks[current_place], is_rising = (place_peak, bytes_by_kind.copy()), False
+                    peaks[current_place], is_rising = (place_peak_bytes, bytes_by_kind.copy()), False
                 if kinds_at_first_release is None:
                     kinds_at_first_release = bytes_by_kind.copy()
                 live_bytes -= storage_bytes
@@ -358,13 +358,13 @@ class TraceReader:
             elif nbytes == PLACED:
                 if storage_number != current_place:
                     if is_rising:
-                        peaks[current_place] = place_peak, bytes_by_kind.copy()
+                        peaks[current_place] = place_peak_bytes, bytes_by_kind.copy()
                     if kinds_at_first_release is None:
                         kinds_at_first_release = bytes_by_kind.copy()
                     current_place = storage_number
-                    place_peak = peaks[current_place][0] if current_place in peaks else NO_PEAK
-                    is_rising = live_bytes > place_peak
-                    place_peak = max(place_peak, live_bytes)
+                    place_peak_bytes = peaks[current_place][0] if current_place in peaks else NO_PEAK
+                    is_rising = live_bytes > place_peak_bytes
+                    place_peak_bytes = max(place_peak_bytes, live_bytes)
             elif nbytes == KEPT:
                 if storage_number == recorded_pass.input_storage:
                     pass_trace.input_kind = event_detail
@@ -379,7 +379,7 @@ class TraceReader:
             else:
                 raise NotRepeatingError
         if is_rising:
-            peaks[current_place] = place_peak, bytes_by_kind.copy()
+            peaks[current_place] = place_peak_bytes, bytes_by_kind.copy()
         pass_trace.ends_at_peak, pass_trace.end_place = is_rising, current_place
         pass_trace.storage_count = len(storage_numbers)
         pass_trace.final_bytes = live_bytes

@@ -166,7 +166,7 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, LayerSweep)]
+        layer_sweeps = [sweep for parts in self.parts.values() for sweep in parts if isinstance(sweep, LayerSweep)]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
@@ -470,13 +470,13 @@ class RepeatAnalysis:
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        requested_bytes = AllocatorStepEncoder(repeated_events.count)
+        requested_steps = AllocatorStepEncoder(repeated_events.count)
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
+                allocator_steps = requested_steps.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
                     device.play(allocator_steps, repeated_events.count, storage_offset)
-        return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
+        return AllocatorOverhead.overhead_of_replay(device, requested_steps)
 
 
 class RepeatedEvents:

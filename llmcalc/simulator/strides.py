@@ -59,7 +59,9 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    strides_and_sizes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
+    strides_and_sizes = [
+        (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
+    ]
     if not all(isinstance(stride_or_size, int) for axis in strides_and_sizes for stride_or_size in axis):
         return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
             shape, strides

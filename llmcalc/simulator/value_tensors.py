@@ -266,4 +266,4 @@ class ValueTensors:
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [call.without_tensors() for call in self.frames]
+        return [module_frame.without_tensors() for module_frame in self.frames]

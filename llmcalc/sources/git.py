@@ -111,16 +111,16 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
         )
     if not object_answer.output:
         return None
-    _mode, object_type, object_id, byte_count = object_answer.output.partition(b"\t")[0].decode().split()
+    _mode, object_type, object_id, byte_count_text = object_answer.output.partition(b"\t")[0].decode().split()
     if object_type != "blob":
         raise NotAModelText(f"{git_ref}:{path}: is a folder at that commit; expected a file")
-    if not byte_count.isdigit():  # BAD: of a partial clone
+    if not byte_count_text.isdigit():  # BAD: of a partial clone
         raise InputError(
             f"{git_ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)"
         )
     byte_limit = largest_description_bytes(path)
-    if int(byte_count) > byte_limit:
-        raise NotAModelText(f"{git_ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
+    if int(byte_count_text) > byte_limit:
+        raise NotAModelText(f"{git_ref}:{path}: {int(byte_count_text):,} bytes; expected at most {byte_limit:,}")
     blob_answer = _run_git(repo_root, "cat-file", "blob", object_id, byte_limit=byte_limit)
     if blob_answer.exit_status:
         raise InputError(f"{git_ref}:{path}: {blob_answer.message}; expected a file")

@@ -194,14 +194,14 @@ def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> 
     base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     # the driver's total and the sizes that are sold are of the preset's memory
     if "memory_bytes" in hardware_description:
-        for field in ("driver_total", "usable_memory_bytes", "configurations"):
-            base_description.pop(field, None)
+        for field_name in ("driver_total", "usable_memory_bytes", "configurations"):
+            base_description.pop(field_name, None)
     if "name" in (hardware_description.get("interconnect") or {}):  # how another link joins accelerators is its own
-        for field in ("is_mesh", "peer_access"):
-            base_description.get("interconnect", {}).pop(field, None)
-    for field, field_value in hardware_description.items():
-        are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field), dict)
-        base_description[field] = {**base_description[field], **field_value} if are_tables else field_value
+        for field_name in ("is_mesh", "peer_access"):
+            base_description.get("interconnect", {}).pop(field_name, None)
+    for field_name, field_value in hardware_description.items():
+        are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field_name), dict)
+        base_description[field_name] = {**base_description[field_name], **field_value} if are_tables else field_value
     return {**base_description, "like": preset.name}
 
 
@@ -312,8 +312,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     if size_match := re.fullmatch(
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
-        size = size_match[1].replace(",", ".")
-        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {size}GB or {size}GiB")
+        gib = size_match[1].replace(",", ".")
+        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {gib}GB or {gib}GiB")
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
     if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
@@ -410,7 +410,7 @@ def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> H
     if memory_gib not in configuration_by_gib:
         raise InputError(
             f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
-            f"{', '.join(f'{hardware.name}-{size}gb' for size in configuration_by_gib)}"
+            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}"
         )
     return with_configuration(hardware, configuration_by_gib[memory_gib])
 

@@ -21,7 +21,9 @@ NOT_WRITTEN = {"model", *NOT_IN_FILES}
 def preset_description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
     preset_fields = {
-        field: value for field, value in preset.model_dump(exclude_defaults=True).items() if field not in NOT_WRITTEN
+        field_name: value
+        for field_name, value in preset.model_dump(exclude_defaults=True).items()
+        if field_name not in NOT_WRITTEN
     }
     if preset.changes:
         preset_fields["title"] = preset.display

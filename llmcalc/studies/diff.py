@@ -111,8 +111,8 @@ def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figu
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
     }
-    forward_count = flops(preset.model, run_config_of(preset.model, seq=seq))
-    quantities["forward FLOPs per token"] = forward_count.per_token, "FLOPs"
+    flop_count = flops(preset.model, run_config_of(preset.model, seq=seq))
+    quantities["forward FLOPs per token"] = flop_count.per_token, "FLOPs"
     quantities["training FLOPs per token"] = (
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",
@@ -172,7 +172,7 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
-        ancestor_paths = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
+        ancestor_paths = (attention.rsplit(".", level_count)[0] for level_count in range(1, attention.count(".") + 1))
         head_widths = (
             description_fields[field_path]
             for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")

@@ -357,7 +357,8 @@ def _evaluate_changes(
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed_bytes or (
-            least_bytes > current_fit.capacity and sum(size < least_bytes for size in insufficient_bytes) >= NEAREST
+            least_bytes > current_fit.capacity
+            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= NEAREST
         )
 
     while runs_by_bound:

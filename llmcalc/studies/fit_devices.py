@@ -202,7 +202,7 @@ class DevicesQuestion:
         assert devices is not None
         if not layout_request.has_all_sizes:
             return devices * micro_batch
-        tp, pp, cp = (size or 1 for size in (layout_request.tp, layout_request.pp, layout_request.cp))
+        tp, pp, cp = (degree or 1 for degree in (layout_request.tp, layout_request.pp, layout_request.cp))
         return devices // (tp * pp * cp) * usual_micro_batches(pp) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:
@@ -231,8 +231,8 @@ class DevicesQuestion:
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    plan = layout_plan.ranked_layouts
-    return plan.feasible[0] if plan.feasible else plan.nearest_candidate
+    ranked_layouts = layout_plan.ranked_layouts
+    return ranked_layouts.feasible[0] if ranked_layouts.feasible else ranked_layouts.nearest_candidate
 
 
 def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
@@ -244,14 +244,16 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
     if layout_plan.ranked_layouts.feasible:
         return _fewest_devices_by_halving(devices_question, devices, layout_plan.ranked_layouts.feasible[0])
     if replace(devices_question.layout_request, devices=devices).has_all_sizes:
-        fitting_variant = devices_question.best_fitting_layout(devices)
-        if fitting_variant is not None:
-            return devices, fitting_variant
+        fitting_candidate = devices_question.best_fitting_layout(devices)
+        if fitting_candidate is not None:
+            return devices, fitting_candidate
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(devices)
-        if layout_that_fits is not None:
-            return devices, layout_that_fits
+        candidate_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(
+            devices
+        )
+        if candidate_that_fits is not None:
+            return devices, candidate_that_fits
     return None, None
 
 

@@ -126,8 +126,8 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     qkv_flops += 2 * s * s * model_sizes.total_key_width  # softmax @ query reductions
     qkv_flops += 2 * s * model_sizes.total_key_width * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
-    logits = 2 * s * h * v
-    return embedding_flops + qkv_flops + dense_block + logits
+    logits_flops = 2 * s * h * v
+    return embedding_flops + qkv_flops + dense_block + logits_flops
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:

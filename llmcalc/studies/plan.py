@@ -685,7 +685,7 @@ class LayoutOrder:
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
         counts_without_replicas = {
-            reason: count for reason, count in counts_by_reason.items() if reason != NO_REPLICAS
+            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
         layout_error = self.layout_search.errors_by_reason.get(
             max(counts_without_replicas, key=counts_without_replicas.__getitem__)

@@ -336,33 +336,33 @@ class TrainingTimes:
         if step_plan.tp == 1:
             return 0.0
         pass_work = timed_pass.rank_work
-        layer_count = sum(pass_work.layer_count(layer) for layer in range(len(pass_work.layer_kinds)))
+        layer_count = sum(pass_work.layer_count(layer_index) for layer_index in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layer_count * (2 + step_plan.recomputed_share)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
-        for layer in range(len(timed_pass.rank_work.layer_kinds)):
-            skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
+        for layer_index in range(len(timed_pass.rank_work.layer_kinds)):
+            skipped_seconds = timed_pass.ending_seconds(layer_index) if step_plan.stops_early else 0.0
             for is_backward, run_count, skipped_layer_seconds in (
                 (False, 1.0, 0.0),
                 (False, step_plan.recomputed_share, skipped_seconds),
                 (True, 1.0, 0.0),
             ):
-                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_layer_seconds
-                wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.rank_work.layer_count(layer) * run_count * wait_seconds)
+                kernel_seconds = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
+                wait_seconds = host_wait(timed_pass, self.stack, layer_index, is_backward, kernel_seconds)
+                seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields settings that often slow down runs, with the estimated seconds."""
         step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, time_stack = self.device, self.stack
-        older_attention = time_stack.model_copy(update={"attention": "fa2"})
+        older_stack = time_stack.model_copy(update={"attention": "fa2"})
         unfused_stack = time_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
         slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
-            ("attention of an older kernel", device, older_attention, step_plan),
+            ("attention of an older kernel", device, older_stack, step_plan),
             ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recomputed_share=1.0)),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
@@ -375,8 +375,8 @@ class TrainingTimes:
                     step_plan,
                 )
             )
-        for settings_text, device, time_stack, changed_settings in slower_settings:
-            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_settings).seconds)
+        for settings_text, device, time_stack, changed_plan in slower_settings:
+            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_plan).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:
@@ -425,8 +425,10 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
             f"{run_adapters.base_format} is not modelled; expected --lora-library peft, or --base none"
         )
     if run_adapters.trained_modules:
-        modules = ",".join(sorted(run_adapters.trained_modules))
-        raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+        module_names_text = ",".join(sorted(run_adapters.trained_modules))
+        raise InputError(
+            f"--modules-to-save {module_names_text}: the time of trained copies is not modelled; expected none"
+        )
     if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
@@ -605,5 +607,5 @@ def time_inference(
 def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
     memory_use = model_memory.states
-    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
-    return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))
+    weight_bytes = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
+    return int(weight_bytes / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))

@@ -70,7 +70,9 @@ class LayoutSizes:
         """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
         if layers % self.pp:
-            layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+            layers_per_stage = tuple(
+                layers // self.pp + (stage_index < layers % self.pp) for stage_index in range(self.pp)
+            )
         etp = self.tp * self.dp // self.ep if self.ep > 1 else None
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
@@ -251,7 +253,9 @@ class Server:
         requested_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        load_points = {count: self.load_point(count) for count in concurrencies if count >= self.replicas}
+        load_points = {
+            concurrency: self.load_point(concurrency) for concurrency in concurrencies if concurrency >= self.replicas
+        }
         load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 

@@ -385,12 +385,12 @@ class ServeStudy:
         elif replica_count == 1:
             raise ReplicaDoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            single_pair = DisaggregatedServer(replica, 1, 1)
+            replica_pair = DisaggregatedServer(replica, 1, 1)
             most_sequences = server.most_sequences
             tpot = self.latency_limits.tpot
             if tpot is not None:
                 most_sequences = largest_number(
-                    lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
+                    lambda number: replica_pair.token_seconds(number) <= tpot, most_sequences
                 )
             replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(

@@ -219,20 +219,23 @@ def build_family(
         )
     spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, ties_head)
     model_family = ShapeFamily(spec, None, kv_ratio, ffn_ratio)
-    for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
+    for option_name, tested_family in (
+        ("shape", model_family),
+        ("--head-dim", replace(model_family, head_dim=head_dim)),
+    ):
         try:
             smallest_model = tested_family.scaled_to(tested_family.width_step, tested_family.least_depth)
         except UnscalableError as error:
-            raise InputError(f"{option}: {error}") from None
-        validate(ModelSpec, smallest_model.model_dump(), option)
+            raise InputError(f"{option_name}: {error}") from None
+        validate(ModelSpec, smallest_model.model_dump(), option_name)
     return replace(model_family, head_dim=head_dim)
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | None) -> ModelSpec:
     """Returns the model with another vocabulary size or head tying, validated again."""
     if ties_head is not None and not isinstance(spec.head, LMHead):
-        option = "--tie" if ties_head else "--no-tie"
-        raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
+        option_name = "--tie" if ties_head else "--no-tie"
+        raise InputError(f"{option_name}: this model has no language-model head; expected a model that has one")
     changed_fields: dict[str, Any] = {}
     if vocab_size is not None:
         changed_fields["vocab_size"] = vocab_size

@@ -287,12 +287,12 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
     if seconds < low_seconds:
-        compared_seconds = {
+        advice_text = {
             "training": "the tokens of a step, the number format and what is recomputed",
             "prefill": f"the tokens of the prompt (--seq; {timed_run.seq:,} here), how many are cached, the format",
             "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
         }[timed_run.phase]
-        return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
+        return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {advice_text}"]
     explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     slower_alternatives = sorted(
         timed_run.seconds_of_alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds)

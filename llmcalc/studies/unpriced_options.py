@@ -40,8 +40,10 @@ def unpriced_options(memory: Memory, time_stack: TimeStack) -> list[str]:
         setting_names.append("moe")
     if settings.optimizer_impl in ("foreach", "loop") and not is_stepwise_adamw(memory):
         setting_names.append("optimizer_impl")
-    uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
-    optimizer_work = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
+    uncounted_work_text = (
+        "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
+    )
+    optimizer_work = [f"{uncounted_work_text} (--optimizer {settings.optimizer})"] if uncounted_work_text else []
     changed_settings = [
         (setting_name, getattr(settings, setting_name))
         for setting_name in setting_names

@@ -220,7 +220,9 @@ class SavedByteSums:
         layer = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
-        bytes_of_repeats = [_expand_expression(sizes_by_repeat[index]) for index in sorted(repeats_of_path[layer])]
+        bytes_of_repeats = [
+            _expand_expression(sizes_by_repeat[repeat_index]) for repeat_index in sorted(repeats_of_path[layer])
+        ]
         ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
         excess_bytes = _expand_expression(sum(byte_count - common_size for byte_count in bytes_of_repeats))
         if excess_bytes:
@@ -254,7 +256,7 @@ class SavedByteSums:
             unclaimed_bytes.pop(path) for path in list(unclaimed_bytes) if path[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return subtree_sum + sum(count for path, count in self.shared.items() if path[:-1] == path_names)
+        return subtree_sum + sum(byte_count for path, byte_count in self.shared.items() if path[:-1] == path_names)
 
 
 def group_by_token(expression: Any) -> Any:

@@ -317,7 +317,7 @@ class Formulas:
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
-        stored_format, block = self._stored_format, self._stored_format.keys.block_elements
+        stored_format, block_elements = self._stored_format, self._stored_format.keys.block_elements
         head_sizes = {
             head_size
             for node_place in self.symbolic.numeric_tree.walk()
@@ -327,7 +327,7 @@ class Formulas:
         if (
             stored_format.has_scale_per_head
             or stored_format.is_latent_format
-            or any(size % block for size in head_sizes)
+            or any(head_size % block_elements for head_size in head_sizes)
         ):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here "
@@ -373,7 +373,9 @@ class Formulas:
                 terms_without_layers.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeated_kinds in layer_terms.items():
-            depth_symbol = next((depth for depth, kind_counts in depths.items() if kind_counts == repeated_kinds), None)
+            depth_symbol = next(
+                (symbol for symbol, kind_counts in depths.items() if kind_counts == repeated_kinds), None
+            )
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)

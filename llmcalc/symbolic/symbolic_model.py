@@ -119,14 +119,14 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field: str, size_value: Number) -> Any:
+    def symbol(layer_name: str, field_name: str, size_value: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
+        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field_name, size_value))
         if symbol_meaning.value != size_value:
             raise ArithmeticError(
                 f"{layer_name} stands for {symbol_meaning.field} = {symbol_meaning.value} and for "
-                f"{field} = {size_value}"
+                f"{field_name} = {size_value}"
             )
         return new_symbol
 
@@ -186,7 +186,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: count for name, _, count, _ in stack.layer_groups() if not is_zero(count)}
+        return {name: layer_count for name, _, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     layer_counts = {
         layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.layer_groups()
@@ -222,9 +222,9 @@ def _rank_in_symbols(
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
-    assert isinstance(symbolic_rank, RankModel)
-    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.layer_with_symbols(replace(layout, **degrees)).tree())
+    symbolic_spec = _replace_sizes_by_symbols(rank, traced_size)
+    assert isinstance(symbolic_spec, RankModel)
+    symbolic_tree: Node = _replace_by_formulas(symbolic_spec.layer_with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
@@ -329,14 +329,16 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
     return stack.model_copy(update=changed_fields)
 
 
-def _part_in_symbols(spec_part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
-    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer, part_name, size_replacer))
+def _part_in_symbols(
+    spec_part: Part, stack_name: str, layer_name: str, part_name: str, size_replacer: SizeReplacer
+) -> Part:
+    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer_name, part_name, size_replacer))
 
 
 def _symbol_changes(
     spec_part: Part,
     stack_name: str,
-    layer: str,
+    layer_name: str,
     part_name: str,
     size_replacer: SizeReplacer,
     unchanged_fields: frozenset[str] = frozenset(),
@@ -348,10 +350,10 @@ def _symbol_changes(
         if field_name in unchanged_fields:
             continue
         if isinstance(field_value, Part):
-            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)
+            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer_name, field_name, size_replacer)
         elif symbol_letter is not None and isinstance(field_value, int):
             new_values[field_name] = size_replacer(
-                SizeOccurrence(stack_name, layer, part_name, field_name, symbol_letter, field_value)
+                SizeOccurrence(stack_name, layer_name, part_name, field_name, symbol_letter, field_value)
             )
     return new_values
 
@@ -389,7 +391,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
-    blocks_by_kind = {name: layer for name, layer, count, _ in stack.layer_groups() if not is_zero(count)}
+    blocks_by_kind = {name: layer for name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     traits_of_other_layers = {
@@ -436,9 +438,11 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field]
+        for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
+            base_name = (
+                letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field_name)}"
+            )
+            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field_name]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name

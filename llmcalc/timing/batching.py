@@ -204,8 +204,10 @@ class Replica:
 
         cached_tokens: cached tokens per sequence.
         """
-        step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
-        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.number_formats, self.layout.pp)
+        batch_rank_pass = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
+        target_pass = forward_pass(
+            self.spec, self.device, self.stack, batch_rank_pass, self.number_formats, self.layout.pp
+        )
         if self.speculation is None:
             return target_pass
         draft_seconds = self.speculation.draft_seconds(
@@ -222,18 +224,18 @@ class Replica:
 
         has_server_delay: whether a server's time before the first token counts.
         """
-        whole_prompts, request_sizes = _int_if_whole(prompt_count), self.requests
-        if whole_prompts not in self._timed_prompts:
+        whole_prompt_count, request_sizes = _int_if_whole(prompt_count), self.requests
+        if whole_prompt_count not in self._timed_prompts:
             cached_tokens = min(request_sizes.cached_tokens, request_sizes.input_tokens - 1)
-            self._timed_prompts[whole_prompts] = self.prompt_pass(
-                whole_prompts, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
+            self._timed_prompts[whole_prompt_count] = self.prompt_pass(
+                whole_prompt_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
-        timed_prompts = self._timed_prompts[whole_prompts]
+        prompt_pass = self._timed_prompts[whole_prompt_count]
         if not has_server_delay:
-            return timed_prompts
-        first_token, pass_parts = self.stack.first_token, timed_prompts.seconds_by_part
+            return prompt_pass
+        first_token, pass_parts = self.stack.first_token, prompt_pass.seconds_by_part
         return InferencePass(
-            timed_prompts.seconds + first_token, pass_parts | {"server": first_token}, timed_prompts.timed_passes
+            prompt_pass.seconds + first_token, pass_parts | {"server": first_token}, prompt_pass.timed_passes
         )
 
     @cached_property
@@ -286,9 +288,11 @@ class Replica:
         tokens_of_prompt = self.chunk_tokens or self.requests.computed_tokens
         tokens_of_sequence = self.tokens_of_sequence if self.stack.mixed_steps else 0
         free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
-        other_prompts = math.floor((free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence))
-        mean_other_prompts = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
-        return 1.0 - _poisson_probability(other_prompts, min(mean_other_prompts, self.most_prompts))
+        other_prompt_count = math.floor(
+            (free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence)
+        )
+        mean_other_prompt_count = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
+        return 1.0 - _poisson_probability(other_prompt_count, min(mean_other_prompt_count, self.most_prompts))
 
     @cached_property
     def saturation_concurrency(self) -> float:

@@ -241,15 +241,17 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.layer_count(layer)
-            for (layer, is_routed), parameter_count in self.params_by_layer.items()
+            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count)
+            * self.layer_count(layer_index)
+            for (layer_index, is_routed), parameter_count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
         return sum(
-            element_count * self.layer_count(layer) for layer, element_count in self.cached_elements_by_layer.items()
+            element_count * self.layer_count(layer_index)
+            for layer_index, element_count in self.cached_elements_by_layer.items()
         )
 
 

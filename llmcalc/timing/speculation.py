@@ -41,11 +41,13 @@ def acceptance_of_length(length: float, tokens: int) -> float:
             f"--acceptance {length:g}: a step of {tokens} drafted tokens generates fewer than {tokens + 1}; "
             "expected less, or more --draft-tokens"
         )
-    low, high = 0.0, 1.0
+    lower_bound, upper_bound = 0.0, 1.0
     for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_of_step(tokens, middle) < length else (low, middle)
-    return low
+        middle = (lower_bound + upper_bound) / 2
+        lower_bound, upper_bound = (
+            (middle, upper_bound) if tokens_of_step(tokens, middle) < length else (lower_bound, middle)
+        )
+    return lower_bound
 
 
 @frozen

@@ -202,7 +202,8 @@ def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None)
         "ep": WITH_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        group: hidden_share if group in groups else 0.0 for group, hidden_share in usual_hidden_shares.items()
+        group_name: hidden_share if group_name in groups else 0.0
+        for group_name, hidden_share in usual_hidden_shares.items()
     }
     return time_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 

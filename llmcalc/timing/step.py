@@ -200,14 +200,14 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
-        kernel_seconds = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_seconds
-        return kernel_seconds + host_wait(timed_pass, time_stack, layer, is_backward, kernel_seconds) + layer_wait
+    def seconds(layer_index: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
+        kernel_seconds = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_seconds
+        return kernel_seconds + host_wait(timed_pass, time_stack, layer_index, is_backward, kernel_seconds) + layer_wait
 
-    forward_passes = [seconds(layer, is_backward=False) for layer in layers]
-    both_pass_seconds = [forward_passes[layer] + seconds(layer, is_backward=True) for layer in layers]
+    forward_passes = [seconds(layer_index, is_backward=False) for layer_index in layers]
+    both_pass_seconds = [forward_passes[layer_index] + seconds(layer_index, is_backward=True) for layer_index in layers]
     repeated_passes = (
-        [seconds(layer, False, timed_pass.ending_seconds(layer)) for layer in layers]
+        [seconds(layer_index, False, timed_pass.ending_seconds(layer_index)) for layer_index in layers]
         if step_plan.stops_early
         else forward_passes
     )
@@ -215,7 +215,8 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     if any(recomputed_modules):
         check_node_names(step_plan.recomputed_nodes, _modules_of_layers(timed_pass))
         both_pass_seconds = [
-            both_pass_seconds[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
+            both_pass_seconds[layer_index] + timed_pass.recomputed_seconds(layer_index, *recomputed_modules)
+            for layer_index in layers
         ]
     return LayerCosts(
         tuple(pass_work.layer_kinds),
@@ -223,10 +224,14 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         repeated_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [pass_work.params_by_layer.get((layer, False), 0) for layer in layers],
-        [pass_work.params_by_layer.get((layer, True), 0) for layer in layers],
-        sum(parameter_count for (layer, _), parameter_count in pass_work.params_by_layer.items() if layer < 0),
-        [pass_work.adapter_params_by_layer.get(layer, 0) for layer in layers]
+        [pass_work.params_by_layer.get((layer_index, False), 0) for layer_index in layers],
+        [pass_work.params_by_layer.get((layer_index, True), 0) for layer_index in layers],
+        sum(
+            parameter_count
+            for (layer_index, _), parameter_count in pass_work.params_by_layer.items()
+            if layer_index < 0
+        ),
+        [pass_work.adapter_params_by_layer.get(layer_index, 0) for layer_index in layers]
         if pass_work.rank_pass.adapters is not None
         else [],
     )
@@ -236,7 +241,7 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
         module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
-        yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
+        yield from (".".join(module_names[:name_count]) for name_count in range(1, len(module_names) + 1))
 
 
 def host_wait(
@@ -275,7 +280,7 @@ def rank_layers(
     ]
     return tuple(
         tuple(
-            sum(layer in stage for stage in layers_of_stage[rank::pp] for layer in layer_kind.indices)
+            sum(layer_index in stage for stage in layers_of_stage[rank::pp] for layer_index in layer_kind.indices)
             for layer_kind in layer_kinds
         )
         for rank in range(pp)
@@ -385,7 +390,9 @@ def _step_seconds(
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack))
+    bubble_seconds = idle_seconds + 2 * stage_hop_seconds * (
+        step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack)
+    )
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
@@ -395,9 +402,14 @@ def _step_seconds(
         else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
         + time_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
-    part_seconds = {"work": pipeline_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
+    part_seconds = {
+        "work": pipeline_seconds,
+        "bubble": bubble_seconds,
+        "data": message_seconds,
+        "update": update_seconds,
+    }
     return StepTime(
-        pipeline_seconds + bubble + message_seconds + update_seconds,
+        pipeline_seconds + bubble_seconds + message_seconds + update_seconds,
         part_seconds,
         timed_pass,
         ranks.slowest_seconds,
@@ -471,8 +483,8 @@ def _data_parallel_seconds(
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
-        exposed_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
-        exposed_seconds = choose(sends_once, exposed_seconds, exposed_per_pass)
+        exposed_seconds_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
+        exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
 
 

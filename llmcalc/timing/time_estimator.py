@@ -150,7 +150,7 @@ class TimedOperation:
     def is_recomputed(self, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> bool:
         """Whether the operation is recomputed, as part of the attention core or of these nodes."""
         return (recomputes_core and self.kind == "attention") or any(
-            f".{node}." in f".{self.path}." for node in recomputed_nodes
+            f".{node_path}." in f".{self.path}." for node_path in recomputed_nodes
         )
 
     @property
@@ -295,7 +295,8 @@ class TimedPass:
         """
         layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
         kernel_count = sum(
-            self.rank_work.layer_count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+            self.rank_work.layer_count(layer_index) * self.layer_launches(layer_index, False, kernel_counts)
+            for layer_index in layers
         )
         if casts_inputs:
             kernel_count += sum(
@@ -362,14 +363,14 @@ class TimeEstimator:
         for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
         for layer_message in rank_work.messages:
-            layer, message = layer_message.layer_kind_index, layer_message.collective
+            layer_index, message = layer_message.layer_kind_index, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
             message_count = message.repetitions
             timed_operations.append(
                 TimedOperation(
                     message.node_path,
                     self._collective_kind(layer_message),
-                    layer,
+                    layer_index,
                     message_count,
                     message.is_backward,
                     True,
@@ -477,8 +478,10 @@ class TimeEstimator:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             moved_bytes = bytes_per_element * m * n + output_bytes * m * k
-            input_gradient = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
+            input_gradient_seconds = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
+            yield from self._time_with_weights(
+                kernel, True, input_gradient_seconds, bytes_per_element * weight, moved_bytes
+            )
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.is_frozen else 1.0) * cast_bytes * m * n)
             if kernel.is_frozen:
@@ -729,13 +732,13 @@ class TimeEstimator:
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of 16-bit copies of a weight in 4 bits."""
         assert self.rank_pass.adapters is not None
-        weights, weight_bytes = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
+        weight_elements, bytes_per_weight = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
         compute_seconds = (
-            DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"])
+            DEQUANTIZATION_FLOPS * weight_elements / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"])
         )
         for is_backward in (False, True):
             if kernel.launches[is_backward]:
-                yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes * weights)
+                yield is_backward, compute_seconds, self.device.memory_seconds(bytes_per_weight * weight_elements)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n

@@ -332,17 +332,17 @@ def combined_stack(stack_name: str) -> TimeStack | None:
         return None
     stack = stacks[first_name]
     for setting_name in setting_names:
-        setting, setting_table = stacks[setting_name], tables_by_name[setting_name]
+        part_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
-            exchange_stack = f"{stack.name}+{setting.exchange_stack}"
+            exchange_stack = f"{stack.name}+{part_stack.exchange_stack}"
         else:
             exchange_stack = f"{stack.exchange_stack}+{setting_name}"
         description_fields = {
             "name": f"{stack.name}+{setting_name}",
-            "title": f"{stack.title}, {setting.title.partition(' ')[2]}",
+            "title": f"{stack.title}, {part_stack.title.partition(' ')[2]}",
             "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,

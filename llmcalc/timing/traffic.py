@@ -44,7 +44,7 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
     """
     generation = time_estimator.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
     device = replace(time_estimator.device, memory_bandwidth=1.0, generation=generation)  # on it a second is a byte
-    lossless_link = replace(
+    lossless_estimator = replace(
         time_estimator,
         device=device,
         stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0, "prompt_expert_weights": None}),
@@ -58,7 +58,7 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
         if kernel.kind == "attention":
             traffic_bytes = attention_bytes(kernel, time_estimator)
         else:
-            traffic_bytes = sum(float(operation.memory) for operation in lossless_link.timed_kernels(kernel))
+            traffic_bytes = sum(float(operation.memory) for operation in lossless_estimator.timed_kernels(kernel))
         yield kernel.path, MemoryTraffic(flops, run_count * traffic_bytes, run_count * seconds)
 
 

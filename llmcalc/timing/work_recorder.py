@@ -336,8 +336,8 @@ class WorkRecorder(PlacementTracker):
                 (id(cached_value.storage), element_count) for cached_value in operation.output_values
             )
 
-    def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
-        parameter_key = self.layer, experts
+    def _count_parameters(self, parameters: Number, repeat_count: Number, is_expert_weight: bool = False) -> None:
+        parameter_key = self.layer, is_expert_weight
         self.work.params_by_layer[parameter_key] = (
             self.work.params_by_layer.get(parameter_key, 0) + parameters * repeat_count
         )
@@ -610,8 +610,8 @@ class WorkRecorder(PlacementTracker):
             cache_elements = (
                 run_config.batch * exact_div(cache_elements, run_config.batch * key_count) * op.pairs(run_config)
             )
-        for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
-            if operation.options.get(option):
+        for verb, option_name in (("softcap", "cap"), ("head_copies", "copies_heads")):
+            if operation.options.get(option_name):
                 self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",

@@ -125,7 +125,9 @@ def _match_fused_group(
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    index_by_tensor_id = {id(expected_tensor): index for index, expected_tensor in enumerate(unmatched_tensors)}
+    index_by_tensor_id = {
+        id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)
+    }
     for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
@@ -192,7 +194,9 @@ def _match_expert_stacks(
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    tensor_shapes = {shape for stack in expert_stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
+    tensor_shapes = {
+        shape for expert_tensor in expert_stacks for shape in (expert_tensor.shape[1:], expert_tensor.shape[:0:-1])
+    }
     words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
@@ -248,11 +252,11 @@ def _match_fused_tensors(
     return unmatched_tensors
 
 
-def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
+def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
     """Returns a dict from each possible fused shape to the tensors of a parent module that concatenate to it."""
     tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
-    for sibling_group in _tensor_groups(unmatched_tensors, axes):
-        for axis in range(max(0, axes - 2), axes):
+    for sibling_group in _tensor_groups(unmatched_tensors, axis_count):
+        for axis in range(max(0, axis_count - 2), axis_count):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
                 first_shape = sibling_group[0].shape
                 fused_shape = (
@@ -265,12 +269,12 @@ def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Sh
     return tensors_by_shape
 
 
-def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterator[tuple[ExpectedTensor, ...]]:
+def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> Iterator[tuple[ExpectedTensor, ...]]:
     tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
-        if len(expected_tensor.shape) == axes:
+        if len(expected_tensor.shape) == axis_count:
             # vectors are only compared by size
-            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(expected_tensor)
+            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axis_count > 1 else ""].append(expected_tensor)
     for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
             yield from combinations(sibling_tensors[:8], group_size)

@@ -53,8 +53,8 @@ class Check:
     @property
     def location(self) -> str:
         """The path of the checked node, with the length of the pass if several lengths were measured."""
-        node = self.node or "model"
-        return node if self.seq is None else f"{node}, {self.seq:,} tokens"
+        node_path = self.node or "model"
+        return node_path if self.seq is None else f"{node_path}, {self.seq:,} tokens"
 
     @property
     def ok(self) -> bool:
@@ -76,13 +76,13 @@ class Check:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
         matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
-        bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
+        bias_remark = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         explained_text = (
             f" beyond the explained {units.difference(-self.known_difference)}" if self.known_difference else ""
         )
-        tolerance = f" (at most {units.percent(self.tolerance, 1)} is expected)" if self.tolerance else ""
-        size_text = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance}"
+        tolerance_text = f" (at most {units.percent(self.tolerance, 1)} is expected)" if self.tolerance else ""
+        size_text = f" {matching_size}{bias_remark}" if matching_size else ""
+        return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance_text}"
 
     def data(self) -> dict[str, Any]:
         return {

@@ -31,13 +31,13 @@ def unfused_attention() -> Iterator[None]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath_enabled)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 @contextmanager

@@ -222,10 +222,10 @@ def compare_on_gpu(
             comparison.skip_reasons[run_settings.phase] = reason_to_skip
             continue
         device_memory = memory(spec, run_settings, cuda_runtime=cuda_runtime).device
-        free_memory = free_bytes(device_statistics)
-        if free_memory is not None and device_memory.reserved_bytes > free_memory:
+        unused_bytes = free_bytes(device_statistics)
+        if unused_bytes is not None and device_memory.reserved_bytes > unused_bytes:
             comparison.skip_reasons[run_settings.phase] = (
-                f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
+                f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {unused_bytes:,} free"
             )
             continue
         computed_bytes = closed_form(device_memory)

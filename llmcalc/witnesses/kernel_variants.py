@@ -530,8 +530,8 @@ def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, tok
     logit_scale = 0.0625 if kernel_choices.scales_logits else 1.0
     logit_cap = 30.0 if kernel_choices.caps_logits else None
     loss_sum = hidden.new_zeros((), dtype=torch.float32)
-    for start in range(0, labels.numel(), chunk_rows):
-        chunk, chunk_labels = hidden[start : start + chunk_rows], labels[start : start + chunk_rows]
+    for first_row in range(0, labels.numel(), chunk_rows):
+        chunk, chunk_labels = hidden[first_row : first_row + chunk_rows], labels[first_row : first_row + chunk_rows]
         arguments = (chunk, layer.weight, layer.bias, chunk_labels, logit_scale, logit_cap)
         loss_sum = loss_sum + checkpoint(loss_of_float_logits, *arguments, use_reentrant=False)
     return loss_sum / labels.numel()
@@ -748,8 +748,8 @@ def attach_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") 
     for module_name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = module_name.rpartition(".")
         if child_name in adapters.targets and isinstance(submodule, nn.Linear):
-            layer = Dora if adapters.has_magnitudes else Lora
-            lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer(
+            layer_class = Dora if adapters.has_magnitudes else Lora
+            lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer_class(
                 submodule, adapters, device
             )
             setattr(module.get_submodule(parent_name), child_name, lora_by_weight[id(submodule.weight)])

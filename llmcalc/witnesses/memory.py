@@ -91,9 +91,9 @@ class MemoryComparison:
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
     """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
-    training, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
+    training_settings, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [
-        training,
+        training_settings,
         prefill_settings,
         *([] if spec.one_pass_model_name else [Settings("decode", batch=batch, seq=seq)]),
     ]

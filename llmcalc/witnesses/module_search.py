@@ -93,8 +93,8 @@ class _ModuleSearch:
     def find_modules_outside_towers(
         self, node_tree: Node, model_kind: str, base_path: str
     ) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
-        root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
+        text_modules = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
+        root_modules = tuple(dict.fromkeys((*text_modules.modules, base_path, "")))
         stacks_by_name = {
             child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
@@ -103,9 +103,9 @@ class _ModuleSearch:
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
-            for stack_name, stack in stacks_by_name.items():
+            for stack_name, stack_node in stacks_by_name.items():
                 yield from self._modules_of_stack(
-                    f"{stack_name}.", stack.children, self._side_modules(stack_name, root_modules)
+                    f"{stack_name}.", stack_node.children, self._side_modules(stack_name, root_modules)
                 )
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
@@ -182,20 +182,21 @@ class _ModuleSearch:
         for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root_path, module, len(layer_indices)) for module in module_name.split(" & ")
+                    self._modules_of_lists(root_path, module_name, len(layer_indices))
+                    for module_name in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
-    def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
+    def _modules_of_lists(self, root_path: str, list_names: str, layer_count: int) -> list[str]:
         """Returns the layers' modules: the members of one `ModuleList` or of several consecutive lists, or a part.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
         path_patterns = [name if "*" in name else f"{name}.*" for name in list_names.split(" + ")]
-        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root, name))]
+        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root_path, name))]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(

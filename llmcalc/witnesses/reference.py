@@ -124,13 +124,13 @@ def verify_reference(
     module: Any = build_on_device(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
-    depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     verdict_info: dict[str, Any] = {
         "device": device,
         "batch": batch,
         "seq": seq,
-        "layers": depth,
-        "layers_run": depth - len(repeats),
+        "layers": layer_count,
+        "layers_run": layer_count - len(repeats),
     }
     seconds = time.perf_counter() - start_time
     if device != "meta":
@@ -224,7 +224,7 @@ def _checks(
         checks = compare_nodes(
             model_tree,
             quantity_name,
-            lambda place: place.cost_per_repeat(cost, included_parts),
+            lambda position: position.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
             witness_name,

@@ -267,7 +267,11 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    head_names = {node: module for node, module in module_names_of_wrapper.items() if node.startswith("lm_head")}
+    head_names = {
+        node_path: module_name
+        for node_path, module_name in module_names_of_wrapper.items()
+        if node_path.startswith("lm_head")
+    }
     return find_modules_of_nodes(
         spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
@@ -414,11 +418,11 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)
     if denoises_after_prompt(model):
         return MeasuredPass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
-    argument = cache_argument(model)
-    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model_name and argument:
+    argument_name = cache_argument(model)
+    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model_name and argument_name:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
-        model(**inputs, **{argument: stored_cache})
+        model(**inputs, **{argument_name: stored_cache})
     module_states = [
         state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]

@@ -20,4 +20,4 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]
-    return tuple(dict.fromkeys(entry for entry in all_evidence if entry.status == "untested"))
+    return tuple(dict.fromkeys(evidence for evidence in all_evidence if evidence.status == "untested"))

@@ -36,10 +36,16 @@ def verify(
 
 
 def _compare_model(
-    preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
+    preset: Preset,
+    witness: Witness,
+    device: Device,
+    batch: int,
+    seq: int | None,
+    every_layer: bool,
+    compares_memory: bool,
 ) -> Verdict:
     """Compares the counts of one model with the chosen model or source."""
-    if witness != "reference" and (device != "meta" or every_layer or memory):
+    if witness != "reference" and (device != "meta" or every_layer or compares_memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":
         from .published import verify_published
@@ -50,7 +56,7 @@ def _compare_model(
 
         return verify_transformers(preset, batch, seq)
     verdict = verify_reference(preset.model, preset.name, device, batch, seq, every_layer)
-    return _add_memory_checks(verdict, preset.model, device, batch, seq) if memory else verdict
+    return _add_memory_checks(verdict, preset.model, device, batch, seq) if compares_memory else verdict
 
 
 def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:

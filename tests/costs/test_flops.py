@@ -274,7 +274,7 @@ CHECKPOINTED = {
 }
 
 
-READ = ("memory", "first_layer_input", "per_layer_embeddings")
+READ = ("encoder_output", "first_layer_input", "per_layer_embeddings")
 """Tensors with a gradient that layers read in addition to the residual."""
 
 

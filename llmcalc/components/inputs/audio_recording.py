@@ -49,8 +49,8 @@ class AudioRecording(AudioRule):
         frame_count = self._frame_count_of_samples(sample_count)
         if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
-        frame_groups = -(-frame_count // self.frames_per_token)
-        tokens = frame_groups * self.tokens_at_once if self.tokens is None else self.tokens
+        frame_group_count = -(-frame_count // self.frames_per_token)
+        tokens = frame_group_count * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
         return EncodedInput(1, self._frame_count_of_samples(padded_samples), 1, tokens + self.marks)
 

@@ -31,5 +31,5 @@ class FixedSize(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches_per_side = self.size // patch_size
-        pooled_vectors = self.tokens if self.pools else None
-        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vectors)
+        pooled_vector_count = self.tokens if self.pools else None
+        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vector_count)

@@ -27,15 +27,15 @@ class HdTransform(DynamicHd):
     type: Literal["hd_transform"] = "hd_transform"  # type: ignore[assignment]
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        aspect_ratio, longer_tiles = max(height, width) / min(height, width), 1
-        while (longer_tiles + 1) * ceil((longer_tiles + 1) / aspect_ratio) <= self.max_tiles:
-            longer_tiles += 1
-        shorter_pixels = int(longer_tiles * self.size / aspect_ratio)
+        aspect_ratio, longer_side_tiles = max(height, width) / min(height, width), 1
+        while (longer_side_tiles + 1) * ceil((longer_side_tiles + 1) / aspect_ratio) <= self.max_tiles:
+            longer_side_tiles += 1
+        shorter_pixels = int(longer_side_tiles * self.size / aspect_ratio)
         if not shorter_pixels:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side without pixels of it; expected another shape"
             )
-        tile_counts = ceil(shorter_pixels / self.size), longer_tiles
+        tile_counts = ceil(shorter_pixels / self.size), longer_side_tiles
         tokens_per_side = self.size // patch_size // self.merge
         token_rows, token_columns = (
             tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))

@@ -52,11 +52,11 @@ class NativeTiles(ImageTiles):
         patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tile_count = prod(self.tile_grid(height, width)) if needs_tiles else 0
         tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
-        tile_marks = (tile_count + 1) * self.tile_marks if tile_count else 0
+        tile_mark_count = (tile_count + 1) * self.tile_marks if tile_count else 0
         return EncodedInput(
             tile_or_clip_count=tile_count + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,
-            tokens=tokens_of_tiles + patches // self.merge**2 + tile_marks + self.marks,
+            tokens=tokens_of_tiles + patches // self.merge**2 + tile_mark_count + self.marks,
             real_patches=tile_count * patches_of_tile + patches,
         )

@@ -72,8 +72,8 @@ class SmartResize(ImageRule):
             upscale_factor = sqrt(self.min_pixels / image_area)
             resized_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
         patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
-        line_marks = patch_rows // self.merge if self.line_marks else 0
-        tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks
+        line_mark_count = patch_rows // self.merge if self.line_marks else 0
+        tokens = patch_rows * patch_columns // self.merge**2 + line_mark_count + self.marks
         return EncodedInput(
-            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks
+            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_mark_count
         )

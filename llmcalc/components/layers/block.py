@@ -154,8 +154,10 @@ class Layer(Component):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
-        for field, component, width in self.mixers(stack_position.width):
-            component.check_stack_position(replace(stack_position, path=f"{stack_position.path}.{field}", width=width))
+        for field_name, component, width in self.mixers(stack_position.width):
+            component.check_stack_position(
+                replace(stack_position, path=f"{stack_position.path}.{field_name}", width=width)
+            )
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""

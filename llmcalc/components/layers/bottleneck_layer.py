@@ -158,27 +158,27 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             wide_width, bottleneck_width = model_properties.hidden_size, spec.bottleneck_size
-            inner_context = ModelProperties(bottleneck_width, model_properties.is_causal)
-            self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
-            self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
+            inner_properties = ModelProperties(bottleneck_width, model_properties.is_causal)
+            self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_properties)
+            self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_properties)
             self.self_attn = spec.attention.reference(
                 ModelProperties(bottleneck_width, model_properties.is_causal, value_size=wide_width)
             )
-            self.self_attn_post_norm = spec.norm.reference(inner_context)
+            self.self_attn_post_norm = spec.norm.reference(inner_properties)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
             self.inner = nn.ModuleList(
-                inner_network.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1)
+                inner_network.reference(inner_properties) for _ in range(spec.num_feedforward_networks - 1)
             )
-            self.mlp = spec.feed_forward.reference(inner_context)
-            self.mlp_post_norm = spec.norm.reference(inner_context)
+            self.mlp = spec.feed_forward.reference(inner_properties)
+            self.mlp_post_norm = spec.norm.reference(inner_properties)
             self.output_bottleneck = nn.Linear(bottleneck_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
         def _add_bottleneck_input(
-            self, bottleneck_name: str, norm: Component, wide_width: int, inner_context: ModelProperties
+            self, bottleneck_name: str, norm: Component, wide_width: int, inner_properties: ModelProperties
         ) -> None:
-            self.add_module(bottleneck_name, nn.Linear(wide_width, inner_context.hidden_size))
-            self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_context))
+            self.add_module(bottleneck_name, nn.Linear(wide_width, inner_properties.hidden_size))
+            self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_properties))
 
         def _project_to_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
             return self.get_submodule(f"{bottleneck_name}_norm")(self.get_submodule(bottleneck_name)(x))

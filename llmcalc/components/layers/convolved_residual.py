@@ -134,9 +134,11 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
-            separate_inputs, component = self.spec.separate_inputs, self.get_submodule
+            has_separate_inputs, component = self.spec.separate_inputs, self.get_submodule
             attention_inputs = (
-                component("self_attn_residual")(block_sums, x) if block_sums else (x,) * (3 if separate_inputs else 1)
+                component("self_attn_residual")(block_sums, x)
+                if block_sums
+                else (x,) * (3 if has_separate_inputs else 1)
             )
             query, *kv_inputs = attention_inputs
             kv_inputs = [

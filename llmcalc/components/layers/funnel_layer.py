@@ -227,10 +227,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._split_heads(head_vectors)
                 for head_vectors in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
-            queries, keys, halves_queries = x.shape[1], key_source.shape[1], kv_source is not None
-            largest_distance = 2 * queries if halves_queries else queries  # in steps
+            query_count, key_count, halves_queries = x.shape[1], key_source.shape[1], kv_source is not None
+            largest_distance = 2 * query_count if halves_queries else query_count  # in steps
             distances = torch.arange(
-                largest_distance, largest_distance - 2 * queries - (keys if halves_queries else 0), -1, device=x.device
+                largest_distance,
+                largest_distance - 2 * query_count - (key_count if halves_queries else 0),
+                -1,
+                device=x.device,
             )
             angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
@@ -238,8 +241,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if halves_queries else 1
-            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
-            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            distance_index = largest_distance - stride * torch.arange(query_count, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(key_count, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             # all tokens are in one segment
@@ -290,11 +293,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = self._lengthen_tokens(x, pass_state) if self.spec.lengthens else x
-            queries = self._halve_tokens(x) if self.halves else x
-            kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            query_count = self._halve_tokens(x) if self.halves else x
+            kv_source = x if query_count.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
-            attn_output = self.self_attn(queries, pass_state, kv_source, key_stride)
-            attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
+            attn_output = self.self_attn(query_count, pass_state, kv_source, key_stride)
+            attn_output = self.self_attn_post_norm(query_count + apply_dropout(self, "attention_output", attn_output))
             network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, pass_state))
             layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
             if self.spec.ends_first_block:

@@ -138,12 +138,12 @@ def _reference_class() -> type[nn.Module]:
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or hidden_size
             gate_size = hidden_size if spec.gate_per_feature else 1
-            for sublayer, norm, component, part_context in (
+            for sublayer, norm, component, part_properties in (
                 ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
                 self.add_module(f"{sublayer}_pre_norm", norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(part_context))
+                self.add_module(sublayer, component.reference(part_properties))
                 self.add_module(f"{sublayer}_gate", vector_module(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

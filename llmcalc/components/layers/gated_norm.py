@@ -91,8 +91,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
                 residual_branch = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                gate = f"{sublayer}_pre_norm_gate"
-                residual_branch = self.get_submodule(gate)(residual_branch) if hasattr(self, gate) else residual_branch
+                gate_name = f"{sublayer}_pre_norm_gate"
+                residual_branch = (
+                    self.get_submodule(gate_name)(residual_branch) if hasattr(self, gate_name) else residual_branch
+                )
                 x = x + self.get_submodule(sublayer)(residual_branch, pass_state)
             return x
 

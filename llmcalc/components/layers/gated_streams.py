@@ -69,8 +69,11 @@ class GatedStreamsLayer(PreNormLayer):
         """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
-        for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
-            with recorder.scope(connection, kind="stream_gate"):
+        for component, connection_name in (
+            (self.attention, "self_attn_connection"),
+            (self.feed_forward, "mlp_connection"),
+        ):
+            with recorder.scope(connection_name, kind="stream_gate"):
                 sublayer_input, normed_streams = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 write_weights = recorder.scale(
                     recorder.act(recorder.linear("write", normed_streams, x.axes[0]), "sigmoid"), 2.0
@@ -158,8 +161,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, pass_state)
-            for connection, sublayer in self.sublayers:
-                gated_mean, write_weights = self.get_submodule(connection)(x)
+            for connection_name, sublayer in self.sublayers:
+                gated_mean, write_weights = self.get_submodule(connection_name)(x)
                 x = x + write_weights[..., None] * self.get_submodule(sublayer)(gated_mean, pass_state)[:, :, None]
             return x
 

@@ -298,10 +298,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             block, hidden_size = spec.transformer, model_properties.hidden_size
-            block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
-            self.self_attn_pre_norm = spec.norm.reference(block_context)
+            block_properties = ModelProperties(2 * hidden_size, output_size=hidden_size)
+            self.self_attn_pre_norm = spec.norm.reference(block_properties)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = (block.attention.reference(block_context), BlockNetwork(block, model_properties))
+            self.self_attn, self.mlp = (
+                block.attention.reference(block_properties),
+                BlockNetwork(block, model_properties),
+            )
             for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear_module: Any = getattr(self.self_attn, projection)
                 setattr(

@@ -167,9 +167,9 @@ class Attention(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        if k is not None:
-            check_groups(a, k)
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if kv_heads is not None:
+            check_groups(heads, kv_heads)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         is_distance_based = self.position is not None and self.position.requires_one_sequence
@@ -181,7 +181,7 @@ class Attention(TokenMixer):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
-        if self.value_convolution is not None and (k not in (None, a) or self.kv_shared):
+        if self.value_convolution is not None and (kv_heads not in (None, heads) or self.kv_shared):
             raise ValueError("value_convolution: each head has values of its own; expected no shared keys and values")
         if self.value_experts is not None and (
             self.attention_k_eq_v or self.kv_shared or self.fused_qkv or self.v_bias or self.v_head_dim is not None
@@ -194,7 +194,7 @@ class Attention(TokenMixer):
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
         if self.grid_window is not None and self.float32_scores:
             raise ValueError("float32_scores: attention in squares of patches has none; expected false")
-        if not self.repeat_kv and k != 1:
+        if not self.repeat_kv and kv_heads != 1:
             raise ValueError("repeat_kv: false is for num_key_value_heads = 1, which torch broadcasts; expected true")
         if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
@@ -281,15 +281,15 @@ class Attention(TokenMixer):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)
-        a = self.num_attention_heads
-        if self.head_dim is None and stack_position.width % a:
+        heads = self.num_attention_heads
+        if self.head_dim is None and stack_position.width % heads:
             raise ValueError(
-                f"{stack_position.path}.num_attention_heads: {a} does not divide hidden_size "
+                f"{stack_position.path}.num_attention_heads: {heads} does not divide hidden_size "
                 f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
             self.position.check_stack_position(
-                stack_position, stack_position.width // a if self.head_dim is None else self.head_dim
+                stack_position, stack_position.width // heads if self.head_dim is None else self.head_dim
             )
         if self.whole_pass and stack_position.stack_name != "decoder":
             raise ValueError(
@@ -312,10 +312,10 @@ class Attention(TokenMixer):
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """Returns (query heads, key/value heads, head size)."""
-        a = self.num_attention_heads
-        k = a if self.num_key_value_heads is None else self.num_key_value_heads
-        d = exact_div(hidden_size, a) if self.head_dim is None else self.head_dim
-        return a, k, d
+        heads = self.num_attention_heads
+        kv_heads = heads if self.num_key_value_heads is None else self.num_key_value_heads
+        head_dim = exact_div(hidden_size, heads) if self.head_dim is None else self.head_dim
+        return heads, kv_heads, head_dim
 
     def sharing_key_of(self) -> tuple[int | None, ...]:
         """The fields that must be equal for layers to share keys and values."""
@@ -353,8 +353,8 @@ class Attention(TokenMixer):
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
-        num_heads, k, d = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
+        num_heads, k, head_size = self.sizes(x.width)
+        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", head_size)
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
         projected_q = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
@@ -534,15 +534,16 @@ class Attention(TokenMixer):
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
         # an array or a symbol is not a single number
-        single_kv_head = isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
-        return "Shazeer 2019, §3" if single_kv_head else "Ainslie et al. 2023, §2"
+        has_single_kv_head = isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
+        return "Shazeer 2019, §3" if has_single_kv_head else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
-        num_heads, k, d = self.sizes(hidden_size)
-        attention_kind = "MHA" if k == num_heads else "MQA" if k == 1 else "GQA"
+        num_heads, kv_heads, head_size = self.sizes(hidden_size)
+        attention_kind = "MHA" if kv_heads == num_heads else "MQA" if kv_heads == 1 else "GQA"
         window_text = f", window {self.sliding_window}" if self.sliding_window else ""
         chunk_text = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window_text}{chunk_text}"
+        heads_text = str(num_heads) if kv_heads == num_heads else f"{num_heads}/{kv_heads}"
+        return f"{attention_kind} {heads_text} × {head_size}{window_text}{chunk_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -74,11 +74,11 @@ class CompressedConvAttention(WindowedMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        check_groups(a, k)
-        if k * self.head_dim % 2:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        check_groups(heads, kv_heads)
+        if kv_heads * self.head_dim % 2:
             raise ValueError(
-                f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product"
+                f"head_dim: {kv_heads} value heads of {self.head_dim} have no two halves; expected an even product"
             )
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
@@ -225,17 +225,25 @@ def _reference_class() -> type[nn.Module]:
         value_state: Any
 
         def __init__(self, spec: CompressedConvAttention, model_properties: ModelProperties) -> None:
-            h, a, k, d = model_properties.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            channels, bias = (a + k) * d, spec.attention_bias
-            super().__init__(spec, h, bias)
+            hidden_size, heads, kv_heads, head_dim = (
+                model_properties.hidden_size,
+                spec.num_attention_heads,
+                spec.num_key_value_heads,
+                spec.head_dim,
+            )
+            channels, bias = (heads + kv_heads) * head_dim, spec.attention_bias
+            super().__init__(spec, hidden_size, bias)
             self.causal = model_properties.is_causal
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
-            self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
-            self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
+            self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=heads + kv_heads)
+            self.v_proj, self.v_proj_before = (
+                nn.Linear(hidden_size, kv_heads * head_dim // 2, bias=bias),
+                nn.Linear(hidden_size, kv_heads * head_dim // 2, bias=bias),
+            )
             self.conv_state, self.value_state = recurrent_state_class()(), recurrent_state_class()()
-            self.key_scale = vector_module(torch.ones(k))
+            self.key_scale = vector_module(torch.ones(kv_heads))
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
-            self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
+            self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), head_dim)
 
         def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
@@ -272,9 +280,9 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            d = self.spec.head_dim
+            head_dim = self.spec.head_dim
             q, k = self._convolve_queries_and_keys(
-                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), pass_state
+                self.q_proj(x).unflatten(-1, (-1, head_dim)), self.k_proj(x).unflatten(-1, (-1, head_dim)), pass_state
             )
             q, k, v = (
                 self._scale_and_rotate(q, pass_state),

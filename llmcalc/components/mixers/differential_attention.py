@@ -70,9 +70,11 @@ class DifferentialAttention(WindowedMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        if a % k or k % 2:
-            raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if heads % kv_heads or kv_heads % 2:
+            raise ValueError(
+                f"num_key_value_heads: {kv_heads}; expected an even divisor of num_attention_heads {heads}"
+            )
         if self.position is not None:
             self.position.check_rotary_size(self.head_dim)
         return self
@@ -164,10 +166,10 @@ class DifferentialAttention(WindowedMixer):
         return recorder.act(recorder.sum(lambda_product), "exp")
 
     def describe(self, hidden_size: int) -> str:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        heads = str(a) if a == k else f"{a}/{k}"
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        heads_text = str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
         window_text = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"differential {heads} × {self.head_dim}{window_text}"
+        return f"differential {heads_text} × {self.head_dim}{window_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -88,10 +88,11 @@ class DynamicMaskAttention(WindowedMixer):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
-        a, k = self.num_attention_heads, self.num_key_value_heads
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        heads_text = str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
         return (
-            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, "
+            f"{'MHA' if heads == kv_heads else 'GQA'} {heads_text} × {self.head_dim}, "
             f"{self.keep_window_size} keys kept{window_text}"
         )
 
@@ -124,11 +125,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: DynamicMaskAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)
-            kv_heads, d = spec.num_key_value_heads, spec.head_dim
-            self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            kv_heads, head_dim = spec.num_key_value_heads, spec.head_dim
+            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
             self.A = vector_module(torch.randn(kv_heads) * 0.5)
-            self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
+            self.dt_proj = nn.Linear(kv_heads * head_dim, kv_heads, bias=spec.attention_bias)
 
         def _learned_mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: a selected key's strength, else −∞."""

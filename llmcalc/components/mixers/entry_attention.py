@@ -91,8 +91,10 @@ class EntryAttention(TokenMixer):
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
         narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
-            field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
+            field_name = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+            raise ValueError(
+                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {narrowest_head}"
+            )
         self.position.check_full_rotation()
         return self
 

@@ -157,10 +157,19 @@ def grouped_reference_class() -> Any:
 
         def __init__(self, spec: GroupedQueryMixer, hidden_size: int, bias: bool = False) -> None:
             super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for projection, output_width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+            self.spec, heads, kv_heads, head_dim = (
+                spec,
+                spec.num_attention_heads,
+                spec.num_key_value_heads,
+                spec.head_dim,
+            )
+            for projection, output_width in (
+                ("q_proj", heads * head_dim),
+                ("k_proj", kv_heads * head_dim),
+                ("v_proj", kv_heads * head_dim),
+            ):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=bias))
-            self.o_proj = nn.Linear(heads * d, hidden_size, bias=bias)
+            self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""

@@ -170,13 +170,13 @@ def _reference_class() -> type[nn.Module]:
             self.conv1d = causal_conv_class()(3 * heads_width, spec.linear_conv_kernel_dim, False)
             self.lower_bound = spec.kda_lower_bound
             low_rank_gates = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
-            for gate, is_low_rank in low_rank_gates.items():
+            for gate_name, is_low_rank in low_rank_gates.items():
                 if is_low_rank:
-                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden_size, head_dim, bias=False))
-                    has_bias = gate == "g" and spec.output_gate_bias
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=has_bias))
+                    self.add_module(f"{gate_name}_a_proj", nn.Linear(hidden_size, head_dim, bias=False))
+                    has_bias = gate_name == "g" and spec.output_gate_bias
+                    self.add_module(f"{gate_name}_b_proj", nn.Linear(head_dim, heads_width, bias=has_bias))
                 else:
-                    self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
+                    self.add_module(f"{gate_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             self.dt_bias = vector_module(torch.linspace(-6.0, -2.0, heads_width))
             self.A_log = vector_module(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden_size, self.heads, bias=False)

@@ -226,11 +226,15 @@ def linear_attention_class() -> type[nn.Module]:
                     x[:, :, chunk_start : chunk_start + self.chunk] for x in (q, k, v, g)
                 )
                 decay = chunk_g.cumsum(-2)
-                middle, end = decay[..., decay.shape[-2] // 2, None, :], decay[..., -1:, :]
-                scores = (chunk_q * (decay - middle).exp()) @ (chunk_k * (middle - decay).exp()).transpose(-1, -2)
+                middle_decay, end_decay = decay[..., decay.shape[-2] // 2, None, :], decay[..., -1:, :]
+                scores = (chunk_q * (decay - middle_decay).exp()) @ (chunk_k * (middle_decay - decay).exp()).transpose(
+                    -1, -2
+                )
                 chunk_outputs.append(scores.tril() @ chunk_v + (chunk_q * decay.exp()) @ recurrent_state)
-                decayed_k = chunk_k * (end - decay).exp()
-                recurrent_state = recurrent_state * end.exp().transpose(-1, -2) + decayed_k.transpose(-1, -2) @ chunk_v
+                decayed_k = chunk_k * (end_decay - decay).exp()
+                recurrent_state = (
+                    recurrent_state * end_decay.exp().transpose(-1, -2) + decayed_k.transpose(-1, -2) @ chunk_v
+                )
             return torch.cat(chunk_outputs, 2), recurrent_state
 
     return LinearAttention

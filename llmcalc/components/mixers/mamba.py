@@ -104,9 +104,9 @@ class Mamba(TokenMixer):
         self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
     ) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
-        a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
+        num_heads, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         split_shapes = (rank,), (state_axis,), (state_axis,)
-        if a is None:
+        if num_heads is None:
             time_step, b, c = recorder.split(
                 recorder.linear("x_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
             )
@@ -115,12 +115,12 @@ class Mamba(TokenMixer):
                 b = recorder.norm("b_norm", b, self.norm)
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
-        heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_x.view(channels, new_rows=RoutedRows(source_rows=inner_x.rows, top_k=a))
+        heads, channels = Axis("heads", num_heads), Axis("channels", exact_div(self.intermediate_size, num_heads))
+        head_rows = inner_x.view(channels, new_rows=RoutedRows(source_rows=inner_x.rows, top_k=num_heads))
         time_step, b, c = recorder.split(
-            recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
+            recorder.experts("x_proj", head_rows, heads, num_heads, JoinedShapes(split_shapes)), *split_shapes
         )
-        time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
+        time_step = recorder.experts("dt_proj", time_step, heads, num_heads, channels, bias=True)
         return (
             time_step.view(inner_axis, new_rows=inner_x.rows),
             b.view(heads, state_axis, new_rows=inner_x.rows),
@@ -128,8 +128,8 @@ class Mamba(TokenMixer):
         )
 
     def describe(self, hidden_size: int) -> str:
-        heads = "" if self.num_heads is None else f", {self.num_heads} heads"
-        return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
+        heads_text = "" if self.num_heads is None else f", {self.num_heads} heads"
+        return f"Mamba {self.intermediate_size} × {self.state_size}{heads_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -125,14 +125,16 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
+            spec, tokens, block_size = self.spec, x.shape[1], self.spec.index_block_size
             head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, head_dim, self.theta).transpose(1, 2)
             (keys,) = self.cache(pass_state, self.k_proj(x))
-            block_count = keys.shape[1] // block
-            block_means = self.k_norm(keys[:, : block_count * block].unflatten(1, (block_count, block)).mean(2))
-            block_starts = torch.arange(block_count, device=x.device) * block
+            block_count = keys.shape[1] // block_size
+            block_means = self.k_norm(
+                keys[:, : block_count * block_size].unflatten(1, (block_count, block_size)).mean(2)
+            )
+            block_starts = torch.arange(block_count, device=x.device) * block_size
             angles = block_starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (tensor.to(x.dtype) for tensor in (angles.cos(), angles.sin()))
             first_half, second_half = block_means.chunk(2, -1)
@@ -141,17 +143,21 @@ def _reference_class() -> type[nn.Module]:
             visible_tokens = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )
-            is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block
+            is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block_size
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
-            chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
+            chosen_positions = (
+                chosen_blocks[..., None] * block_size + torch.arange(block_size, device=x.device)
+            ).flatten(-2)
             if tokens == 1:
                 end_position = pass_state.past_tokens + 1
                 last_block_tokens = torch.arange(
-                    end_position - end_position % block, end_position, device=x.device
+                    end_position - end_position % block_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_block_tokens], -1)
-            last_block_tokens = visible_tokens - visible_tokens % block + torch.arange(block - 1, device=x.device)
+            last_block_tokens = (
+                visible_tokens - visible_tokens % block_size + torch.arange(block_size - 1, device=x.device)
+            )
             last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
             return torch.cat([chosen_positions, last_block_tokens], -1)
 

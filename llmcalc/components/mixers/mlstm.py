@@ -159,26 +159,29 @@ def _reference_class() -> type[nn.Module]:
                 numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
             )
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + input_gate, log_decay[..., -1:]
-            new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
-            write_strength = k * (input_exponent - new_largest).exp()[..., None]
-            state_scale = (chunk_decay + largest_exponent - new_largest).exp()
+            new_exponent = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
+            write_strength = k * (input_exponent - new_exponent).exp()[..., None]
+            state_scale = (chunk_decay + largest_exponent - new_exponent).exp()
             return memory_output, (
                 state_scale[..., None] * memory + write_strength.transpose(-1, -2) @ v,
                 state_scale * norm + write_strength.sum(-2),
-                new_largest,
+                new_exponent,
             )
 
         def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest_exponent = cell_state
-            new_largest = torch.maximum(log_f + largest_exponent, input_gate)
-            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (input_gate - new_largest).exp()
+            new_exponent = torch.maximum(log_f + largest_exponent, input_gate)
+            state_scale, input_scale = (
+                (log_f + largest_exponent - new_exponent).exp(),
+                (input_gate - new_exponent).exp(),
+            )
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
             norm = state_scale * norm + input_scale * k[:, :, 0]
             denominator = (q @ norm[..., None])[..., 0]
-            memory_output = q @ memory / (torch.maximum(denominator.abs(), (-new_largest).exp()) + 1e-6)[..., None]
-            return memory_output, (memory, norm, new_largest)
+            memory_output = q @ memory / (torch.maximum(denominator.abs(), (-new_exponent).exp()) + 1e-6)[..., None]
+            return memory_output, (memory, norm, new_exponent)
 
     class MLSTMReference(nn.Module):
         """Runs the mLSTM mixer around its matrix memory. x: [batch, tokens, hidden] → same shape."""
@@ -188,8 +191,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
-            keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
+            key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for projection, output_width in (
+                ("q", key_width),
+                ("k", key_width),
+                ("v", value_width),
+                ("ogate", value_width),
+            ):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()

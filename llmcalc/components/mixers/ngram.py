@@ -195,9 +195,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
-            exact_distances = max(1, self.spec.num_buckets // 2)
-            log_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
-            return torch.where(distance < exact_distances, distance, log_bucket).clamp(0, self.spec.num_buckets - 1)
+            exact_distance_count = max(1, self.spec.num_buckets // 2)
+            log_bucket = exact_distance_count + (distance.clamp(min=1) / exact_distance_count).log2().long()
+            return torch.where(distance < exact_distance_count, distance, log_bucket).clamp(
+                0, self.spec.num_buckets - 1
+            )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (

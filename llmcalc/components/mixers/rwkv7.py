@@ -96,12 +96,22 @@ class Rwkv7TimeMix(RecurrentMixer):
         return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
     def _low_rank_output(
-        self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
+        self,
+        recorder: Flow,
+        module_name: str,
+        x: Value,
+        rank: Any,
+        axes: Shape,
+        activation_name: str = "",
+        bias: bool = True,
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
         low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
         return recorder.linear(
-            f"{module_name}_b", recorder.act(low_rank_x, act) if act else low_rank_x, *axes, bias=bias
+            f"{module_name}_b",
+            recorder.act(low_rank_x, activation_name) if activation_name else low_rank_x,
+            *axes,
+            bias=bias,
         )
 
     def describe(self, hidden_size: int) -> str:

@@ -34,9 +34,11 @@ class TwoKeySetsMixer(WindowedMixer):
 
     def _heading_with_keys(self, key_text: str) -> str:
         """Describes the heads and the window. key_text: the attended tokens, in words."""
-        a, k = self.num_attention_heads, self.num_key_value_heads
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {key_text}{window_text}"
+        heads_text = str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
+        attention_kind = "MHA" if heads == kv_heads else "GQA"
+        return f"{attention_kind} {heads_text} × {self.head_dim}, {key_text}{window_text}"
 
 
 @cache

@@ -98,10 +98,10 @@ class GroveMoE(Network):
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
-        expert_groups = self.num_experts // self.experts_per_group
+        expert_group_count = self.num_experts // self.experts_per_group
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)} + adjugate "
-            f"{expert_groups} × {self.adjugate_expert.intermediate_size}"
+            f"{expert_group_count} × {self.adjugate_expert.intermediate_size}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -109,7 +109,9 @@ class GroveMoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu, narrow_swiglu = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
+        swiglu, narrow_swiglu = (
+            FeedForward(intermediate_size=ffn_width, hidden_act="silu", gated=True) for ffn_width in (16, 8)
+        )
         return [
             cls(
                 num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=narrow_swiglu

@@ -118,12 +118,12 @@ class Latent(Part):
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
-        hidden_size, latent = model_properties.hidden_size, self.moe_latent_size
+        hidden_size, latent_size = model_properties.hidden_size, self.moe_latent_size
         norms = {"latent_norm": self.norm, "expert_norm": self.expert_norm, "latent_output_norm": self.output_norm}
         return {
-            "latent_in": nn.Linear(hidden_size, latent, bias=self.bias),
-            "latent_out": nn.Linear(latent, hidden_size, bias=self.bias),
-            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
+            "latent_in": nn.Linear(hidden_size, latent_size, bias=self.bias),
+            "latent_out": nn.Linear(latent_size, hidden_size, bias=self.bias),
+            **{name: norm.reference(ModelProperties(latent_size)) for name, norm in norms.items() if norm is not None},
         }
 
 

@@ -129,13 +129,13 @@ class LinearRouter(Router):
         if (self.n_group is None) != (self.topk_group is None):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
-        all_groups, top_groups = self.expert_groups
-        check_divisor("router.n_group", all_groups, "num_experts", num_experts)
-        if not all_groups >= top_groups >= num_experts_per_tok * all_groups / num_experts:
-            fewest_groups = -(-num_experts_per_tok * all_groups // num_experts)
+        n_group, topk_group = self.expert_groups
+        check_divisor("router.n_group", n_group, "num_experts", num_experts)
+        if not n_group >= topk_group >= num_experts_per_tok * n_group / num_experts:
+            fewest_groups = -(-num_experts_per_tok * n_group // num_experts)
             raise ValueError(
-                f"router.topk_group: {top_groups}; expected {fewest_groups} to {all_groups}, because a token selects "
-                f"{num_experts_per_tok} experts from {all_groups} groups of {num_experts // all_groups}"
+                f"router.topk_group: {topk_group}; expected {fewest_groups} to {n_group}, because a token selects "
+                f"{num_experts_per_tok} experts from {n_group} groups of {num_experts // n_group}"
             )
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:

@@ -394,11 +394,11 @@ def _reference_class() -> type[nn.Module]:
             """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_buckets = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            positions, half_bucket_count = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
             clamped_distance = (positions[None, :] - positions[:, None]).clamp(
-                -half_buckets, max(self.buckets - half_buckets - 1, 0)
+                -half_bucket_count, max(self.buckets - half_bucket_count - 1, 0)
             )
-            bias_table: Tensor = self.relative_bias(clamped_distance + half_buckets)
+            bias_table: Tensor = self.relative_bias(clamped_distance + half_bucket_count)
             return bias_table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:

@@ -443,7 +443,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=False)
-            channels, latents = spec.base_channels, spec.latent_channels
+            channels, latent_channels = spec.base_channels, spec.latent_channels
             self.conv_in = nn.Conv2d(spec.in_channels, channels, 3, padding=1)
             for i in range(len(spec.channel_multiplier)):
                 channels = self.add_level(i, channels, spec.num_res_blocks)
@@ -451,9 +451,9 @@ def _reference_class() -> type[nn.Module]:
                     self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
             self.add_middle_blocks(channels)
             self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
-            self.conv_out = nn.Conv2d(channels, latents, 3, padding=1)
+            self.conv_out = nn.Conv2d(channels, latent_channels, 3, padding=1)
             for i in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (4, 3, 3), 2))
+                self.add_module(f"time_conv_{i}", FrameConv(latent_channels, latent_channels, (4, 3, 3), 2))
             self.add_frame_blocks()
 
         def forward(self, frames: Tensor) -> Tensor:
@@ -473,12 +473,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=spec.over_frames)
-            latents, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
-            self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3 if spec.over_frames else 1, 1, 1))
+            latent_channels, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
+            self.post_quant_conv = FrameConv(spec.embed_dim, latent_channels, (3 if spec.over_frames else 1, 1, 1))
             self.add_frame_blocks()
             for i in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
-            self.conv_in = nn.Conv2d(latents, channels, 3, padding=1)
+                self.add_module(f"time_conv_{i}", FrameConv(latent_channels, latent_channels, (3, 3, 3)))
+            self.conv_in = nn.Conv2d(latent_channels, channels, 3, padding=1)
             self.add_middle_blocks(channels)
             for i in reversed(range(len(spec.channel_multiplier))):
                 channels = self.add_level(i, channels, spec.num_res_blocks + 1)

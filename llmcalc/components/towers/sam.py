@@ -145,10 +145,10 @@ class SamEncoder(TowerPart):
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
-            distances = TableRows(name="distances", row_count=window_side * window_side)
+            distance_rows = TableRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
-                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
+                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distance_rows, by="positions"
                 )
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,

@@ -54,11 +54,11 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
-        known_methods = ", ".join(METHODS)
+        methods_text = ", ".join(METHODS)
         suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
         raise UnreadScheme(
             f"quantization_config.quant_method: {short_repr(method_name)} is not known; expected one of "
-            f"{known_methods}.{suggestion_text}"
+            f"{methods_text}.{suggestion_text}"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}

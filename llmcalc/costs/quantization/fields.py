@@ -120,8 +120,8 @@ class ConfigFields:
         """Raises `InputError` for a field that was neither read nor ignored."""
         unknown_fields = sorted(str(field_name) for field_name in self.data if field_name not in self.read_names)
         if unknown_fields:
-            known_fields = ", ".join(sorted(self.read_names - COMMON))
-            raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")
+            fields_text = ", ".join(sorted(self.read_names - COMMON))
+            raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {fields_text}")
 
 
 NO_FIELDS = ConfigFields({}, "")

@@ -240,10 +240,10 @@ class GPTQ(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
-        weights = floor_div(in_features * self.bits, 32) * out_features * INT32
+        weight_bytes = floor_div(in_features * self.bits, 32) * out_features * INT32
         zero_point_bytes = group_count * floor_div(out_features * self.bits, 32) * INT32
         return StoredBytes(
-            weights,
+            weight_bytes,
             group_count * out_features * 2,
             zero_point_bytes,
             in_features * INT32 if self.has_group_indices else 0,
@@ -340,10 +340,10 @@ class PackedInt(LinearFormat):
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
         scaled_rows: Number = 1 if self.has_tensor_scale else out_features
-        weights = out_features * ceil_div(in_features * self.bits, 32) * INT32
+        weight_bytes = out_features * ceil_div(in_features * self.bits, 32) * INT32
         zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
-            weights,
+            weight_bytes,
             scaled_rows * group_count * model_element_bytes,
             zero_bytes,
             2 * 8 + (in_features * INT32 if self.has_group_indices else 0),
@@ -373,9 +373,11 @@ class Marlin24(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
-        stored_weights = out_features * floor_div(in_features, 2)
+        stored_weight_count = out_features * floor_div(in_features, 2)
         return StoredBytes(
-            floor_div(stored_weights * self.bits, 8), group_count * out_features * 2, other=floor_div(stored_weights, 4)
+            floor_div(stored_weight_count * self.bits, 8),
+            group_count * out_features * 2,
+            other=floor_div(stored_weight_count, 4),
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -430,10 +432,10 @@ class HQQ(LinearFormat):
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = floor_div(out_features * in_features, self.group_size)
         if self.bits == 3:
-            codes = ceil_div(group_count, 10) * self.group_size * INT32
+            code_bytes = ceil_div(group_count, 10) * self.group_size * INT32
         else:
-            codes = floor_div(out_features * in_features * self.bits, 8)
-        return StoredBytes(codes, group_count * model_element_bytes, group_count * model_element_bytes)
+            code_bytes = floor_div(out_features * in_features * self.bits, 8)
+        return StoredBytes(code_bytes, group_count * model_element_bytes, group_count * model_element_bytes)
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
         return _indivisible_reason("weights", out_features * in_features, self.group_size, "group_size")
@@ -550,14 +552,14 @@ class AQLM(LinearFormat):
     bits: int
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        codes = (
+        code_bytes = (
             floor_div(out_features, self.group_rows)
             * floor_div(in_features, self.group_columns)
             * self.codebooks
             * (1 if self.bits <= 8 else 2)
         )
         return StoredBytes(
-            codes,
+            code_bytes,
             floor_div(out_features, self.group_rows) * 2,
             other=self.codebooks * 2**self.bits * self.group_rows * self.group_columns * 2,
         )
@@ -603,8 +605,8 @@ class VPTQ(LinearFormat):
         codebook_elements = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
         outlier_bytes: Number = 0
         if self.outliers is not None:
-            outlier_columns, outlier_length, outlier_centroids = self.outliers
-            codebook_elements += outlier_centroids * outlier_length
+            outlier_columns, outlier_length, outlier_centroid_count = self.outliers
+            codebook_elements += outlier_centroid_count * outlier_length
             outlier_bytes = 2 * ceil_div(out_features, outlier_length) * outlier_columns
         return StoredBytes(
             index_words * INT32 + outlier_bytes,

@@ -381,13 +381,13 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
     column_group = config.get_group_size("in_group_size", 8) or 8
     row_group = config.get_group_size("out_group_size", 1) or 1
-    codebooks, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
+    codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
     module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
-    storage_format = AQLM(column_group, row_group, codebooks, code_bits)
+    storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(
-        f"aqlm-{codebooks}x{code_bits}",
+        f"aqlm-{codebook_count}x{code_bits}",
         "AQLM",
         (),
         (LayerGroup(storage_format),),
@@ -431,33 +431,35 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
         layer_fields.get_integer_pair(field_name, minimum=-1) or (-1, -1)
         for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
     ]  # of outlier columns and of all other ones; -1 for none
-    (outlier_length, vector_length), (outlier_centroids, centroids), (_, residual_centroids) = pairs
-    codebooks, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
+    (outlier_length, vector_length), (outlier_centroid_count, centroid_count), (_, residual_centroid_count) = pairs
+    codebook_count, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
     outlier_columns = layer_fields.get("outlier_size", 0)
-    for field_name, value in (("group_num", codebooks), ("outlier_size", outlier_columns)):
+    for field_name, value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
         if type(value) is not int or not 0 <= value <= LARGEST:
             raise layer_fields.value_error(field_name, value, "a whole number")
-    for field_name, flag in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
-        layer_fields.check_choice(field_name, flag, True, False)
+    for field_name, flag_value in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
+        layer_fields.check_choice(field_name, flag_value, True, False)
     group_columns = group_columns or 0
-    for field_name, size in (
+    for field_name, size_value in (
         ("vector_lens", vector_length),
-        ("num_centroids", centroids),
-        ("group_num", codebooks),
+        ("num_centroids", centroid_count),
+        ("group_num", codebook_count),
         ("group_size", group_columns),
     ):
-        if size < 1:
-            raise layer_fields.value_error(field_name, size, "a positive whole number")
+        if size_value < 1:
+            raise layer_fields.value_error(field_name, size_value, "a positive whole number")
     layer_fields.check_all_read()
     outliers = (
-        (outlier_columns, outlier_length, outlier_centroids) if outlier_length > 1 and outlier_centroids > 0 else None
+        (outlier_columns, outlier_length, outlier_centroid_count)
+        if outlier_length > 1 and outlier_centroid_count > 0
+        else None
     )
     return VPTQ(
         vector_length,
-        centroids,
-        max(residual_centroids, 0),
-        codebooks,
+        centroid_count,
+        max(residual_centroid_count, 0),
+        codebook_count,
         group_columns,
         has_norm,
         has_permutation,

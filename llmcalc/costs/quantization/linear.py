@@ -146,12 +146,12 @@ class LinearScheme(QuantizationScheme):
 
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""
-        experts = param.kind == "experts" and len(param.tensor.shape) == 3
+        is_expert_stack = param.kind == "experts" and len(param.tensor.shape) == 3
         is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
             not (param.tensor.role == "matrix" or (self.converts_embeddings and param.tensor.role == "table"))
             or param.kind in NEVER_CONVERTED
-            or not (experts or is_single_matrix)
+            or not (is_expert_stack or is_single_matrix)
         ):
             if param.tensor.role == "matrix":
                 self.excluded_modules.mark_used(param.published_names)
@@ -169,7 +169,11 @@ class LinearScheme(QuantizationScheme):
         )
         if module_group is None:
             return None
-        return module_group.expert_format if experts and module_group.expert_format is not None else module_group.format
+        return (
+            module_group.expert_format
+            if is_expert_stack and module_group.expert_format is not None
+            else module_group.format
+        )
 
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
@@ -177,11 +181,11 @@ class LinearScheme(QuantizationScheme):
         output_head_text = "" if self.converts_head else ", output head"
         attention_text = ", attention" if self.scope == "experts" else ""
         embeddings_text = "" if self.converts_embeddings else "embeddings"
-        unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(
+        unconverted_text = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(
             ", "
         )
         note_texts.append(
-            f"unconverted: {unconverted_parts}"
+            f"unconverted: {unconverted_text}"
             + (" and the modules that the config lists" if self.excluded_modules.entries else "")
         )
         converted_modules = [group.modules for group in self.groups if group.modules is not None]

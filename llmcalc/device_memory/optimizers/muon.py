@@ -34,14 +34,14 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
     """Returns the FLOPs of the Newton-Schulz iterations, each of three products of the matrix with its shorter side."""
     total_flops: Number = 0
-    for parameter in tensors:
-        if parameter.is_layer_matrix:
-            shorter_side, longer_side = sorted(parameter.tensor.shape)
+    for trained_tensor in tensors:
+        if trained_tensor.is_layer_matrix:
+            shorter_side, longer_side = sorted(trained_tensor.tensor.shape)
             gram_flops = 2 * shorter_side**2 * longer_side
             square_flops = 2 * shorter_side**3
             product_flops_of_update = 2 * shorter_side**2 * longer_side
             total_flops = add(
-                total_flops, parameter.copies * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
+                total_flops, trained_tensor.copies * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
             )
     return total_flops
 

@@ -92,10 +92,10 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
     hyphenated_name = optimizer_name.lower().replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
-    matching_record = next(
+    matching_optimizer = next(
         (known_optimizer for known_optimizer in optimizers() if hyphenated_name in known_optimizer.aliases), None
     )
-    if matching_record is None:
+    if matching_optimizer is None:
         known_aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
         suggestion_text = suggest(hyphenated_name, [*NAMES, *known_aliases])
         suggestion_text = suggestion_text and f".{suggestion_text}"
@@ -103,4 +103,4 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
             f"{option_name}: {short_repr(optimizer_name)} is not known; expected one of "
             f"{', '.join(NAMES)}{suggestion_text}"
         )
-    return matching_record
+    return matching_optimizer

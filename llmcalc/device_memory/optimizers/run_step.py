@@ -33,10 +33,10 @@ def run_step(
     optimizer_record = optimizer(optimizer_name)
     chosen_implementation = implementation or optimizer_record.implementations[0]
     if chosen_implementation not in optimizer_record.implementations:
-        implementation_names = " or ".join(optimizer_record.implementations)
+        implementations_text = " or ".join(optimizer_record.implementations)
         raise InputError(
             f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected "
-            f"{implementation_names}"
+            f"{implementations_text}"
         )
     with autograd_graph.no_grad():
         optimizer_record.run_step(

@@ -233,8 +233,8 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
 
 def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
     """Returns the size of a group of ranks: 1 where it is absent or `none`."""
-    size = distributed.get(key)
-    return 1 if str(size).lower() == "none" else integer_of(reader, f"distributed.{key}", size)
+    group_size = distributed.get(key)
+    return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
 
 
 def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
@@ -244,7 +244,7 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     strategy = str(distributed.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (_size(reader, distributed, f"{group}_size") for group in ("tp", "cp", "pp", "ep"))
+    tp, cp, pp, ep = (_size(reader, distributed, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep"))
     replicas = _size(reader, distributed, "dp_replicate_size")
     if pp > 1:
         reader.refuse(
@@ -253,8 +253,8 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
             "--pp and --vpp has stages",
         )
         pp = 1
-    fewest = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
-    world_size = _device_count(reader, config, max(fewest, ep))
+    fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
+    world_size = _device_count(reader, config, max(fewest_devices, ep))
     dp, rest = divmod(world_size, tp * cp)
     if rest or dp % replicas:
         raise reader.argument_error("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
@@ -283,18 +283,20 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     )
 
 
-def _device_count(reader: LaunchReader, config: Table, fewest: int) -> int:
+def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:
     """Returns the number of devices: that of the launcher, of the nodes of a benchmark, or the fewest of the layout."""
     nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
     node_count = 0 if nodes is None else integer_of(reader, "benchmark.num_nodes", nodes)
-    if node_count * NODE_DEVICES > fewest:
+    if node_count * NODE_DEVICES > fewest_devices:
         reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
         return node_count * NODE_DEVICES
-    if fewest > 1:
-        reader.notes.append(f"{fewest} devices are assumed, the fewest of the file; {reader.source.devices_advice()}")
-        return fewest
+    if fewest_devices > 1:
+        reader.notes.append(
+            f"{fewest_devices} devices are assumed, the fewest of the file; {reader.source.devices_advice()}"
+        )
+        return fewest_devices
     return reader.device_count(None)
 
 
@@ -310,13 +312,13 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
         raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
-    names = float8.get("filter_fqns") or []
-    if not isinstance(names, list) or any(name != "lm_head" for name in names):
+    module_names = float8.get("filter_fqns") or []
+    if not isinstance(module_names, list) or any(name != "lm_head" for name in module_names):
         reader.refuse("fp8.filter_fqns", "lm_head is modelled")
     return Float8Settings(
         gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
         recipe=recipe,
-        skipped_names=("output",) if names else (),
+        skipped_names=("output",) if module_names else (),
     )
 
 
@@ -447,19 +449,19 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the format of the frozen weights by default."""
     adapters = reader.table(config, "peft")
     unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    names = adapters.get("target_modules") or []
-    names = [names] if isinstance(names, str) else names
-    excluded = adapters.get("exclude_modules") or []
-    if not reader.flag(adapters, "match_all_linear") and not names and not excluded:
-        names = ["*_proj"]
-    is_every_layer = not names or "*" in names
+    target_names = adapters.get("target_modules") or []
+    target_names = [target_names] if isinstance(target_names, str) else target_names
+    excluded_modules = adapters.get("exclude_modules") or []
+    if not reader.flag(adapters, "match_all_linear") and not target_names and not excluded_modules:
+        target_names = ["*_proj"]
+    is_every_layer = not target_names or "*" in target_names
     if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
         reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
-    _note_excluded(reader, excluded if isinstance(excluded, list) else [excluded])
+    _note_excluded(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
     settings = lora_settings(
         reader,
         rank=("peft.dim", reader.value(adapters, "dim", 8)),
-        target_pair=("peft.target_modules", "all-linear" if is_every_layer else names),
+        target_pair=("peft.target_modules", "all-linear" if is_every_layer else target_names),
         dropout_value=adapters.get("dropout"),
         magnitude_value=reader.flag(adapters, "use_dora"),
     )
@@ -476,8 +478,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
-    counted = [
+    counted_modules = [
         str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
     ]
-    if counted:
-        reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted[:6])} are counted too")
+    if counted_modules:
+        reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted_modules[:6])} are counted too")

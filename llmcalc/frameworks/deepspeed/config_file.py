@@ -97,7 +97,7 @@ def read_deepspeed_section(
             reader.ignored_arguments.append(config_key)
     unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
-    zero_table = _zero_settings(reader, config)
+    zero_settings = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
     command_settings |= _number_formats(reader, config, trainer_args)
     command_settings |= _optimizer_settings(reader, config)
@@ -114,7 +114,7 @@ def read_deepspeed_section(
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reader.refuse("tensor_parallel.autotp_size", "layers divided by AutoTP: --allow-unknown counts whole ones")
-    return LaunchSettings(Layout(dp=device_count, zero=zero_table.stage or 0), command_settings, zero_table)
+    return LaunchSettings(Layout(dp=device_count, zero=zero_settings.stage or 0), command_settings, zero_settings)
 
 
 def run_of_program(
@@ -133,7 +133,9 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in CHUNKED_LOSSES:
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {option: value for option, value in launch_settings.settings.items() if option != "loss_chunk"}
+    settings = {
+        option_name: value for option_name, value in launch_settings.settings.items() if option_name != "loss_chunk"
+    }
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 

@@ -208,9 +208,9 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """
-    witness = "deepspeed's own processes on the CPU: every storage"
+    witness_text = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
-        witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
+        witness_text = "deepspeed's own steps on meta, with the CPU as host: every storage"
     if settings.optimizer.lower() == LAMB and not settings.stage:
         return MemoryTerm("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
@@ -219,5 +219,5 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
         return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.has_overlapped_reductions:
-        return MemoryTerm("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
-    return MemoryTerm("tensors", 0, "exact", witness, VERSIONS)
+        return MemoryTerm("tensors", 0, "source", f"{witness_text}; streams as in deepspeed/runtime/zero", VERSIONS)
+    return MemoryTerm("tensors", 0, "exact", witness_text, VERSIONS)

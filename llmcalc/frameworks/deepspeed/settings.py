@@ -107,7 +107,7 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{field: value for field, value in auto_values.items() if getattr(self, field) == "auto"},
+            **{field_name: value for field_name, value in auto_values.items() if getattr(self, field_name) == "auto"},
         )
 
     @property

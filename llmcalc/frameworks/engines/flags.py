@@ -447,8 +447,8 @@ def split_arguments(
         if argument == "--":
             remaining_arguments += [argument, *argument_queue]
             break
-        option, equals_sign, attached_value = argument.partition("=")
-        flag = flags_by_name.get(option) or flags_by_name.get(with_hyphens(option))
+        option_name, equals_sign, attached_value = argument.partition("=")
+        flag = flags_by_name.get(option_name) or flags_by_name.get(with_hyphens(option_name))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
@@ -457,38 +457,44 @@ def split_arguments(
         if not argument.startswith("-") or argument == "-":
             remaining_arguments.append(argument)
             continue
-        if option in other_arguments and option not in flags_by_name and with_hyphens(option) not in flags_by_name:
+        if (
+            option_name in other_arguments
+            and option_name not in flags_by_name
+            and with_hyphens(option_name) not in flags_by_name
+        ):
             remaining_arguments.append(argument)
-            if other_arguments[option] and not equals_sign and argument_queue:
+            if other_arguments[option_name] and not equals_sign and argument_queue:
                 remaining_arguments.append(argument_queue.popleft())
             continue
         # a name of llmcalc's option, such as --gpu, is no shortened flag
         matched_flag = (
-            None if flag is None and other_ways.get(option) in other_arguments else find_flag(flags_by_name, option)
+            None
+            if flag is None and other_ways.get(option_name) in other_arguments
+            else find_flag(flags_by_name, option_name)
         )
-        switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
+        switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option_name)
         if switch_turned_off is not None:
             flag_values[switch_turned_off.field_name] = False
             continue
         if matched_flag is None:
-            if option in renamed_flags:
+            if option_name in renamed_flags:
                 if not equals_sign and not argument_queue:
-                    raise InputError(f"{option}: the value is missing")
-                flag_values[keyword_of(option)] = attached_value if equals_sign else argument_queue.popleft()
+                    raise InputError(f"{option_name}: the value is missing")
+                flag_values[keyword_of(option_name)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
             known_spellings = {
                 with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = suggest(with_hyphens(option), known_spellings)
+            suggestion = suggest(with_hyphens(option_name), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
-                raise _unknown_flag_error(engine_title, option, flags_by_name, suggestion, other_ways)
-            unknown_flags[option] = f"{engine_title} has no such flag"
+                raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, other_ways)
+            unknown_flags[option_name] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
         flag = matched_flag.flag
-        flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
+        flag_value = attached_value if equals_sign else _take_value(option_name, flag, argument_queue)
         if (
             flag_value is True
             and unknown_flags is None
@@ -496,8 +502,12 @@ def split_arguments(
             and re.fullmatch(r"[0-9]+", argument_queue[0])
         ):
             raise InputError(
-                f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
-                f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"
+                f"{option_name} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
+                + (
+                    f"expected {other_ways[option_name]}"
+                    if option_name in other_ways
+                    else f"remove {argument_queue[0]}"
+                )
             )
         if matched_flag.keys:
             _set_nested_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)

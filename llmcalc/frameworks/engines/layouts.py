@@ -33,7 +33,7 @@ def layouts_of(
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in [tp_size] if tp_size else [size for size in powers_of_two[::-1] if size <= tensor_limit]:
+    for tp in [tp_size] if tp_size else [degree for degree in powers_of_two[::-1] if degree <= tensor_limit]:
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
             if tp * pp * data_parallel_ranks <= device_limit:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))

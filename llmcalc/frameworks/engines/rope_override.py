@@ -79,10 +79,10 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
-        is_of_scores = flag_name == CLASS_FLAG and (
+        is_for_classifier = flag_name == CLASS_FLAG and (
             field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_score_classes(field_value))
         )
-        if field_name == "rope_theta" or is_of_scores:
+        if field_name == "rope_theta" or is_for_classifier:
             continue
         if field_name not in SCALING_FIELDS:
             raise InputError(

@@ -56,14 +56,14 @@ IGNORED = field_names("""
     """)
 
 QWEN_CONFIGS: Mapping[str, Table] = {
-    f"finetune/ds_config_zero{stage}.json": {
+    f"finetune/ds_config_zero{zero_stage}.json": {
         **AUTO_FORMATS,
         "optimizer": {"type": "AdamW"},
-        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **buckets},
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": True, "contiguous_gradients": True, **buckets},
         "gradient_accumulation_steps": "auto",
         "train_micro_batch_size_per_gpu": "auto",
     }
-    for stage, buckets in (
+    for zero_stage, buckets in (
         (2, {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}),
         (3, AUTO_BUCKETS),
     )

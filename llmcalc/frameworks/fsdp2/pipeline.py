@@ -314,7 +314,7 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
     for schedule_action in reversed(actions):
         next_chunks = (
             schedule_action.chunk_index,
-            *(chunk for chunk in next_chunks if chunk != schedule_action.chunk_index),
+            *(chunk_index for chunk_index in next_chunks if chunk_index != schedule_action.chunk_index),
         )
         active_chunks.append(next_chunks[:max_active])
     return reversed(active_chunks)

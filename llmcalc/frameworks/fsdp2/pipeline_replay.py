@@ -124,14 +124,16 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         self.starts: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
+    def _play_forward(
+        self, chunk_index: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None
+    ) -> Tensor:
         """Replays a forward pass and assigns storages to gathered parameters."""
-        pass_trace, first_storage = self._play_pass(chunk, pass_case, pass_id)
+        pass_trace, first_storage = self._play_pass(chunk_index, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
         (_, stage_output), *gathered_outputs = pass_trace.outputs
         for i, gathered_output in gathered_outputs:
-            storage = self.parameters[chunk][i - 1].unsharded_param.storage
+            storage = self.parameters[chunk_index][i - 1].unsharded_param.storage
             storage.block = Block(
                 gathered_output.bytes, gathered_output.memory_kind, first_storage + gathered_output.storage_number
             )

@@ -132,8 +132,8 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
             "devices keep as much",
         )
     if strategy not in STRATEGIES:
-        strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
-        raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategy_names}")
+        strategies_text = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
+        raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategies_text}")
     zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:
         has_resharding = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)

@@ -193,8 +193,8 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     settings = _command_settings(job_config, layout)
     titan_config = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
-    framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(framework, LaunchSettings(layout, settings, titan_config), spec=spec)
+    framework_name: str = "fsdp2" if layout.zero else "torch"
+    return reader.launch(framework_name, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
@@ -240,7 +240,9 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
-    reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    reshards_after_forward = RESHARD[
+        job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")
+    ]
     expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate_method = job_config.word_of(
         "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
@@ -257,7 +259,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=pp == 1 if reshard_setting is None else reshard_setting,
+        reshard=pp == 1 if reshards_after_forward is None else reshards_after_forward,
         schedule=schedule,
         pp_layout=stage_sizes,
     )
@@ -398,7 +400,9 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.refuse("parallelism.enable_compiled_autograd", "compiled autograd is not modelled")
-    return {option: option_value for option, option_value in command_settings.items() if option_value is not None}
+    return {
+        option_name: option_value for option_name, option_value in command_settings.items() if option_value is not None
+    }
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}

@@ -188,11 +188,11 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
-        known_names = " or ".join(
+        names_text = " or ".join(
             known_optimizer.name for known_optimizer in optimizers() if runs_on_shards(known_optimizer)
         )
         raise InputError(
-            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {known_names}, or whole "
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names_text}, or whole "
             "replicas with --framework torch"
         )
 

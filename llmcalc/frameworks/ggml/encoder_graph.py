@@ -62,13 +62,15 @@ class EncoderShape(NamedTuple):
 
 def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
     """Returns the shape of a model's only encoder, if it has one of the known graphs; else None."""
-    tower, projector, *deepstack = [*towers.values(), None, None][: max(2, len(towers))]
+    tower, projector, *deepstack_projectors = [*towers.values(), None, None][: max(2, len(towers))]
     if not isinstance(tower, VisionTower) or not isinstance(projector, Projector):
         return None
-    if not all(isinstance(part, Projector) and _is_plain_projector(part) for part in (projector, *deepstack)):
+    if not all(
+        isinstance(part, Projector) and _is_plain_projector(part) for part in (projector, *deepstack_projectors)
+    ):
         return None
     graph_kind = _graph_kind(tower, projector)
-    if graph_kind is None or (deepstack and (graph_kind != "qwen" or not tower.patches.bias)):
+    if graph_kind is None or (deepstack_projectors and (graph_kind != "qwen" or not tower.patches.bias)):
         return None
     patch_size = tower.patches.patch_size
     if isinstance(tower.image, FixedSize):
@@ -76,7 +78,11 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
     else:
         grid_side = TOKENS_PER_SIDE[graph_kind] * projector.merge
     return EncoderShape(
-        graph_kind, tower, projector, tuple(part for part in deepstack if isinstance(part, Projector)), grid_side
+        graph_kind,
+        tower,
+        projector,
+        tuple(part for part in deepstack_projectors if isinstance(part, Projector)),
+        grid_side,
     )
 
 
@@ -338,8 +344,10 @@ class _EncoderGraph:
         """Returns layer → the projector that reads its output; evenly spread where the description names none."""
         projectors = self.shape.deepstack
         return {
-            layer_count * (i + 1) // (len(projectors) + 1) if part.lower_layer is None else part.lower_layer: part
-            for i, part in enumerate(projectors)
+            layer_count * (i + 1) // (len(projectors) + 1)
+            if projector.lower_layer is None
+            else projector.lower_layer: projector
+            for i, projector in enumerate(projectors)
         }
 
     @staticmethod

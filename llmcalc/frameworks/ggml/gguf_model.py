@@ -387,10 +387,10 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
-            absorbed_form = tree_node.node.forms.get("absorbed")
-            if isinstance(absorbed_form, AttentionCore):
-                latent_rank = int(absorbed_form.v_dim)
-                rope_dim = int(absorbed_form.qk_dim) - latent_rank
+            absorbed_op = tree_node.node.forms.get("absorbed")
+            if isinstance(absorbed_op, AttentionCore):
+                latent_rank = int(absorbed_op.v_dim)
+                rope_dim = int(absorbed_op.qk_dim) - latent_rank
                 layer_shape.latent = LatentSizes(
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )

@@ -118,10 +118,10 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
         target_bytes -= (
             (device_count + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
         )
-    shortest_server = _with_context(server, least_context)
-    smallest_bytes = _used_bytes(shortest_server)
+    least_context_server = _with_context(server, least_context)
+    smallest_bytes = _used_bytes(least_context_server)
     if target_bytes <= smallest_bytes:
-        return shortest_server
+        return least_context_server
     smaller_context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
         used_bytes - smallest_bytes
     )

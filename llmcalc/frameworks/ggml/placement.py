@@ -50,10 +50,10 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOv
         devices_by_name = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
         device_name = HOST if device.strip().upper().endswith("_HOST") else device_name
         if device_name not in devices_by_name:
-            device_names = ", ".join(devices_by_name.values())
+            devices_text = ", ".join(devices_by_name.values())
             raise InputError(
                 f"--override-tensor {short_repr(pending_text)}: no device {short_repr(device)}; expected one of "
-                f"{device_names}"
+                f"{devices_text}"
             )
         tensor_overrides.append(
             TensorOverride(NamePattern(name_pattern, "--override-tensor"), devices_by_name[device_name])
@@ -118,9 +118,10 @@ class TensorDevices:
                 return HOST
             if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
                 return HOST
-            for layer, expert_parts, device in self.partial_layers:
-                if layer == tensor.layer and any(
-                    re.match(rf"blk\.{layer}\.ffn_{expert_part}(_|\.)", tensor.name) for expert_part in expert_parts
+            for layer_index, expert_parts, device in self.partial_layers:
+                if layer_index == tensor.layer and any(
+                    re.match(rf"blk\.{layer_index}\.ffn_{expert_part}(_|\.)", tensor.name)
+                    for expert_part in expert_parts
                 ):
                     return device
             return self.layers.device(tensor.layer)

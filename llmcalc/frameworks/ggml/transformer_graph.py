@@ -228,7 +228,8 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(size, operation_name="cache", device=cache_device) for size in settings.layer_cache(layer)
+            Tensor(element_count, operation_name="cache", device=cache_device)
+            for element_count in settings.layer_cache(layer)
         )
         head_dim, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
@@ -673,14 +674,16 @@ class ModelGraph:
 
         Source: `graph_mtp` of src/models/qwen35.cpp.
         """
-        tokens, module = self.settings.tokens, min(self.layers)
+        tokens, layer_index = self.settings.tokens, min(self.layers)
         model_states = Tensor(
             self.hidden_size * tokens * F32, operation_name="input", layout=(self.hidden_size, tokens, F32)
         )
-        normed_states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
-        embeddings = self.norm(f"blk.{module}.nextn.enorm.weight", module, embeddings)
+        normed_states = self.norm(f"blk.{layer_index}.nextn.hnorm.weight", layer_index, model_states)
+        embeddings = self.norm(f"blk.{layer_index}.nextn.enorm.weight", layer_index, embeddings)
         concatenated_states = self._new_tensor((2 * self.hidden_size, tokens), embeddings, normed_states)
-        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden_size, concatenated_states, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.nextn.eh_proj.weight", layer_index, self.hidden_size, concatenated_states, tokens
+        )
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
         """Returns the inputs of each layer (Gemma 3n and 4): embeddings for each layer, plus the projected embeddings.

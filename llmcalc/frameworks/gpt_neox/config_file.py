@@ -84,8 +84,8 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         }
         config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
-            neox_sizes = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.launch("megatron", _parallel_run(reader, config, neox_sizes, run_settings), spec=spec)
+            neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
+            return reader.launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
         launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reader.launch("deepspeed", launch_settings, spec=spec)
@@ -250,7 +250,9 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (reader.value(arguments, argument, value) for argument, value in ROTATION.items())
+    rotary_fraction, rope_base = (
+        reader.value(arguments, argument_name, value) for argument_name, value in ROTATION.items()
+    )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}

@@ -56,7 +56,9 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
-    plugins_by_type = {plugin.distributed_type: (framework, plugin) for framework, plugin in plugins().items()}
+    plugins_by_type = {
+        plugin.distributed_type: (framework_name, plugin) for framework_name, plugin in plugins().items()
+    }
     plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
@@ -77,9 +79,9 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
     if any(str(table.get("dynamo_backend") or "NO").upper() != "NO" for table in tables):
         run_settings["compile"] = True
-    framework, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
+    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:
-        framework, plugin = plugins_by_type[distributed_type]
+        framework_name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
     else:
         reader.refuse_groups(config)
@@ -90,7 +92,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
             "distributed_type", distributed_type, f"one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
         )
     settings = default_attention(reader) | launch_settings.settings
-    return reader.launch(framework, launch_settings._replace(settings=settings))
+    return reader.launch(framework_name, launch_settings._replace(settings=settings))
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

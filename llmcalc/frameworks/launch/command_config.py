@@ -27,8 +27,8 @@ def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | N
     """
     command_words = command_line.words
     for i, command_word in enumerate(command_words):
-        option, equals_sign, config_path = command_word.partition("=")
-        if CONFIG_OPTION.fullmatch(option):
+        option_name, equals_sign, config_path = command_word.partition("=")
+        if CONFIG_OPTION.fullmatch(option_name):
             if equals_sign and config_path.endswith(CONFIG_ENDINGS):
                 return config_path, i, i + 1
             if not equals_sign and i + 1 < len(command_words) and command_words[i + 1].endswith(CONFIG_ENDINGS):

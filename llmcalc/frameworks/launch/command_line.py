@@ -158,9 +158,11 @@ def command_line(command: ShellCommand) -> CommandLine | None:
     for i, command_word in enumerate(command_words):
         file_name = command_word.rpartition("/")[2]
         if file_name in TORCHTITAN_SCRIPTS and command.env.get("CONFIG_FILE"):
-            launcher = ["torchrun", "--nproc-per-node", command.env.get("NGPU", "8")]
+            launcher_words = ["torchrun", "--nproc-per-node", command.env.get("NGPU", "8")]
             config_words = ["--job.config_file", command.env["CONFIG_FILE"]]
-            return CommandLine(launcher, "torchtitan.train", [*config_words, *command_words[i + 1 :]], *line_and_loops)
+            return CommandLine(
+                launcher_words, "torchtitan.train", [*config_words, *command_words[i + 1 :]], *line_and_loops
+            )
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
             package_match = PACKAGE_FILES.search(command_word)

@@ -89,17 +89,17 @@ def changes_of_model(
     lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
     """
     model_changes = ModelChanges()
-    models = _model_names(syntax_tree)
+    model_names = _model_names(syntax_tree)
     _add_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
     _add_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         model_changes.unknown_arguments["requires_grad"] = FROZEN
     for call in call_nodes:
-        _add_conversion(model_changes, call, models)
+        _add_conversion(model_changes, call, model_names)
         _add_head(model_changes, call)
     _add_sizes(model_changes, syntax_tree, call_nodes)
-    if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
+    if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
         model_changes.notes.append(
@@ -223,14 +223,14 @@ def _is_of_trained_model(owner_node: ast.expr) -> bool:
     return not any(map(OTHER_MODELS.search, node_names))
 
 
-def _add_conversion(model_changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:
+def _add_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
-    if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in models:
+    if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in model_names:
         model_changes.arguments["torch_compile"] = True
     if not isinstance(call.func, ast.Attribute):
         return
     owner_node = call.func.value
-    if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in models)):
+    if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in model_names)):
         return
     if call.func.attr in FORMATS and not call.args:
         model_changes.arguments["dtype"] = FORMATS[call.func.attr]
@@ -264,13 +264,13 @@ def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequ
         if SIZES.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
     }
     if new_sizes:
-        settings = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())
+        settings_text = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())
         model_changes.unknown_arguments[next(iter(new_sizes))] = (
-            f"the file changes the model's sizes; expected TARGET with {settings}"
+            f"the file changes the model's sizes; expected TARGET with {settings_text}"
         )
 
 
-def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
+def _replaces_layers(statement: ast.AST, model_names: Collection[str]) -> bool:
     """Whether a statement assigns or deletes layers of the model."""
     targets: list[ast.expr] = []
     if isinstance(statement, ast.Assign | ast.Delete):
@@ -278,6 +278,6 @@ def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
     for target in targets:
         target_node = target.value if isinstance(target, ast.Subscript) else target
         owner_name, _, path = dotted_name_of(target_node).partition(".")
-        if owner_name in models and path.rpartition(".")[2] in LAYER_LISTS:
+        if owner_name in model_names and path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

@@ -511,12 +511,12 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
         assignments_text = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
-        loop_texts = "; ".join(
+        loops_text = "; ".join(
             f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loop_texts}); expected one of "
+            f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "
             f"them, as in --launch '{assignments_text} {name_in_errors}'"
         )
     raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers_text}); expected one")
@@ -620,13 +620,18 @@ A task of srun or mpirun is a process, unless a launcher of its own runs in it.
 """
 
 
-def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
-    for i, command_word in enumerate(launcher):
-        option, equals_sign, option_value = command_word.partition("=")
-        count_kind = COUNTS.get(f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option)
+    for i, command_word in enumerate(launcher_words):
+        option_name, equals_sign, option_value = command_word.partition("=")
+        count_kind = COUNTS.get(
+            f"--{option_name[2:].replace('_', '-')}" if option_name.startswith("--") else option_name
+        )
         if count_kind is not None:
-            yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
+            yield (
+                count_kind,
+                option_value if equals_sign else (launcher_words[i + 1] if i + 1 < len(launcher_words) else ""),
+            )
 
 
 def starts_on_every_device(command_line: CommandLine) -> bool:
@@ -634,9 +639,9 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
     `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher and `torchrun --nproc-per-node gpu`.
     """
-    launcher = command_line.launcher
-    program_names = [command_word.rpartition("/")[2] for command_word in launcher]
-    count_texts = [count_text for _, count_text in _launcher_counts(launcher)]
+    launcher_words = command_line.launcher
+    program_names = [command_word.rpartition("/")[2] for command_word in launcher_words]
+    count_texts = [count_text for _, count_text in _launcher_counts(launcher_words)]
     if any(count_text in ("gpu", "auto") for count_text in count_texts):
         return True
     if any(map(is_unresolved, count_texts)):
@@ -653,9 +658,9 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Returns visible devices · machines; None if neither variable nor option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
-    for option, option_value in pairwise([*launcher, ""]):
-        if option.startswith("--include"):  # localhost:0,1,2,3
-            devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
+    for option_name, option_value in pairwise([*launcher, ""]):
+        if option_name.startswith("--include"):  # localhost:0,1,2,3
+            devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
     device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
     visible_count = (
         devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))

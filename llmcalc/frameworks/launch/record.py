@@ -152,9 +152,10 @@ class Launch:
             "program": self.program or None,
             "version": self.version or None,
             "filled_in": {
-                argument: json_value_of(default_value) for argument, default_value in self.assumed_defaults.items()
+                argument_name: json_value_of(default_value)
+                for argument_name, default_value in self.assumed_defaults.items()
             },
-            "overridden": {argument: override.data() for argument, override in self.option_overrides.items()},
+            "overridden": {argument_name: override.data() for argument_name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
@@ -375,13 +376,13 @@ class LaunchReader:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown_arguments or self.source.allow_unknown:
             return
-        listed_arguments = "; ".join(
+        arguments_text = "; ".join(
             f"{argument_name} ({unknown_reason})"
             for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED]
         )
         unlisted_count = len(self.unknown_arguments) - MOST_LISTED
         raise InputError(
-            f"{self.name_in_errors}: not understood, and may change memory: {listed_arguments}"
+            f"{self.name_in_errors}: not understood, and may change memory: {arguments_text}"
             f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
             "--allow-unknown"
         )
@@ -397,7 +398,7 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        data_names = [argument for argument in config if DATA_NAME.fullmatch(str(argument)) is not None]
+        data_names = [argument_name for argument_name in config if DATA_NAME.fullmatch(str(argument_name)) is not None]
         known_names = [*known_names]
         ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]
@@ -420,9 +421,11 @@ class LaunchReader:
 
         allowed_values: argument → its modelled values. suffix: the end of the reason.
         """
-        for argument, modelled_values in allowed_values.items():
-            if argument in config and config[argument] not in modelled_values:
-                self.refuse(f"{name_prefix}{argument}", f"{short_repr(config[argument])[:60]} is not modelled{suffix}")
+        for argument_name, modelled_values in allowed_values.items():
+            if argument_name in config and config[argument_name] not in modelled_values:
+                self.refuse(
+                    f"{name_prefix}{argument_name}", f"{short_repr(config[argument_name])[:60]} is not modelled{suffix}"
+                )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""

@@ -353,10 +353,10 @@ class StatementReader(WordReader):
     ) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first_word = command_words[0] if command_words else ""
-        open_condition = self.branches[-1] if self.branches and self.branches[-1].joining_operator else None
-        if open_condition is not None:
+        open_branch = self.branches[-1] if self.branches and self.branches[-1].joining_operator else None
+        if open_branch is not None:
             if command_words:
-                self.read_condition(command_words, separator, open_condition)
+                self.read_condition(command_words, separator, open_branch)
         elif first_word in BEGINS:
             self.open_block(command_words, separator)
         elif first_word == "elif" and self.branches:

@@ -543,8 +543,8 @@ def trainer_kernels(
         checkpointing_arguments = next(
             (
                 checkpointing_kwargs
-                for argument in argument_names
-                if (checkpointing_kwargs := _table_or_json(reader, config, argument))
+                for argument_name in argument_names
+                if (checkpointing_kwargs := _table_or_json(reader, config, argument_name))
             ),
             {},
         )

@@ -51,8 +51,8 @@ def unresolved_reason(shell_text: str) -> str:
         typed_launch = f"--launch '{unset_name}=… FILE'"
         return f"{reason_text}: the variable {unset_name} is not set in it; expected {typed_launch}, or a value"
     if marked_name.startswith("$(("):
-        used_names = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
-        return f"{reason_text}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"
+        names_text = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
+        return f"{reason_text}: the script does not set all of {names_text or 'it'}; expected whole numbers, or a value"
     if NAME.fullmatch(marked_name):
         return (
             f"{reason_text}: a loop, a condition or a command sets the variable {marked_name[:60]}; expected "
@@ -62,9 +62,9 @@ def unresolved_reason(shell_text: str) -> str:
         return f"{reason_text}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", marked_name):
         argument_number = int(marked_name[1:])
-        arguments = " ".join(
+        arguments_text = " ".join(
             ("ARG1", "ARG2", f"… ARG{argument_number}" if argument_number > 3 else "ARG3")[: min(argument_number, 3)]
         )
         reason_text += f": it is argument {argument_number} of the script"
-        return f"{reason_text}; expected --launch 'FILE {arguments}', or a value"
+        return f"{reason_text}; expected --launch 'FILE {arguments_text}', or a value"
     return f"{reason_text}; expected a value"

@@ -220,7 +220,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     }
     if "ctx_size" in log_values:
         option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel_requests)
-    return {option: option_text for option, option_text in option_texts.items() if option_text}
+    return {option_name: option_text for option_name, option_text in option_texts.items() if option_text}
 
 
 def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:

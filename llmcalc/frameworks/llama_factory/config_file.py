@@ -109,7 +109,7 @@ def is_llama_factory(config: Table) -> bool:
     return (
         is_version_1(config)
         or "finetuning_type" in config
-        or ("template" in config and any(argument in config for argument in known_keys))
+        or ("template" in config and any(argument_name in config for argument_name in known_keys))
     )
 
 
@@ -127,7 +127,11 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_if_set(
             config,
-            {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
+            {
+                argument_name: f"{method_name}: not modelled"
+                for argument_name, method_name in REFUSED.items()
+                if method_name
+            },
         )
         if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
             raise reader.argument_error(

@@ -184,9 +184,9 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
     group_names = sorted({group_name for ranks in named_ranks for group_name in ranks} - {"EP"})
     sizes_by_group = {name: max(ranks.get(name, 0) for ranks in named_ranks) + 1 for name in group_names}
-    shown_ranks = ", ".join(f"{name}{group_size - 1}" for name, group_size in sizes_by_group.items() if group_size > 1)
-    origin_remark = f"the log shows no arguments, but ranks up to {shown_ranks}: computed with as many ranks"
-    if not shown_ranks:
+    ranks_text = ", ".join(f"{name}{group_size - 1}" for name, group_size in sizes_by_group.items() if group_size > 1)
+    origin_remark = f"the log shows no arguments, but ranks up to {ranks_text}: computed with as many ranks"
+    if not ranks_text:
         origin_remark = (
             f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
         )

@@ -190,8 +190,8 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         recompute_layers=settings.recompute_num_layers or 1,
         recomputed_module_kinds=frozenset(
             network_kind
-            for module, network_kind in NETWORKS.items()
-            if module in settings.recomputed_modules or (module == "moe" and settings.moe_layer_recompute)
+            for module_name, network_kind in NETWORKS.items()
+            if module_name in settings.recomputed_modules or (module_name == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,

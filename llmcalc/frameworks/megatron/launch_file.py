@@ -260,11 +260,13 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    group_devices, instances = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    group_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
     moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
     if group_devices <= 0 or moe_ranks <= 0:
         return max(1, group_devices * settings.pp)
-    return group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instances) * max(1, settings.pp)
+    return (
+        group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instance_count) * max(1, settings.pp)
+    )
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
@@ -295,7 +297,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, field_values = MegatronSettings.flags(), dict[str, Any]()
     for flag, written_value in arguments.items():
-        argument = keyword_of(flag)
+        argument_name = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reader.argument_error(
@@ -305,24 +307,27 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             raise reader.argument_error(
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
-        argument = RENAMED.get(argument, argument)
-        if argument in _field_types() and flag_of(argument) in flags:
-            field_value = typed_flag_value(reader, flag, _field_types()[argument], written_value)
+        argument_name = RENAMED.get(argument_name, argument_name)
+        if argument_name in _field_types() and flag_of(argument_name) in flags:
+            field_value = typed_flag_value(reader, flag, _field_types()[argument_name], written_value)
             if field_value is not None:
-                if argument in field_values and field_values[argument] != field_value:
+                if argument_name in field_values and field_values[argument_name] != field_value:
                     raise reader.argument_error(
-                        flag, f"{short_repr(written_value)}; another argument says {short_repr(field_values[argument])}"
+                        flag,
+                        f"{short_repr(written_value)}; another argument says {short_repr(field_values[argument_name])}",
                     )
-                field_values[argument] = field_value
-        elif argument in REPLACING:
+                field_values[argument_name] = field_value
+        elif argument_name in REPLACING:
             if written_value is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
-        elif argument in REMOVED:
-            raise reader.argument_error(flag, REMOVED[argument])
-        elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
+        elif argument_name in REMOVED:
+            raise reader.argument_error(flag, REMOVED[argument_name])
+        elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
-            reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
+            reason = next(
+                (reason for name_prefix, reason in REASONS.items() if argument_name.startswith(name_prefix)), ""
+            )
             reader.refuse(flag, reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored_arguments:

@@ -153,8 +153,8 @@ def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) 
         flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
     }
     arguments |= {
-        f"--{argument.replace('_', '-')}": argument_value
-        for argument, argument_value in argument_changes.items()
+        f"--{argument_name.replace('_', '-')}": argument_value
+        for argument_name, argument_value in argument_changes.items()
         if argument_value is not None
     }
     return {**config, table_key: arguments} if table_key else arguments

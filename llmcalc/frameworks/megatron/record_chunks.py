@@ -351,8 +351,8 @@ def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) 
         [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
         for repeat_number in range(layer_stack.repeats)
     ]
-    for recorded_repeat, repeated in zip(recorded_repeats, repeated_parameters, strict=False):
-        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated)):
+    for recorded_repeat, repeated_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
+        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated_repeat)):
             raise NotRepeatingError
     return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
 

@@ -438,8 +438,10 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % sequences_at_once:
-            argument = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._reject_value(argument, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
+            argument_name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
+            self._reject_value(
+                argument_name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}"
+            )
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, or a layer pattern of another length."""

@@ -176,10 +176,10 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
     known_recipes = [*recipe_names, *recipes_by_alias]
     if recipe_name is None:
         if len(known_recipes) != 1:
-            listed_names = ", ".join(known_recipes[:6])
+            names_text = ", ".join(known_recipes[:6])
             raise reader.argument_error(
                 "recipes",
-                f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
+                f"the file has {len(known_recipes)}: {names_text}…; expected one of them, as in --launch "
                 f"'{reader.name_in_errors} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
         recipe_name = known_recipes[0]
@@ -202,10 +202,10 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_file = Configurations(parse_python(file_text, file_path), COMMON)
-    if imported_name not in imported_file.functions:
+    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON)
+    if imported_name not in imported_configurations.functions:
         raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
-    return _with_flex_dispatcher(imported_file, imported_name), imported_name
+    return _with_flex_dispatcher(imported_configurations, imported_name), imported_name
 
 
 def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> Config:
@@ -281,7 +281,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{parallel_kind}_parallel_size", 1)
+        for parallel_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)

@@ -274,9 +274,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         *task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored_arguments += [
-        argument
-        for argument in swift_config
-        if argument in IGNORED or (argument in TRAINER_IGNORED and argument not in READ)
+        argument_name
+        for argument_name in swift_config
+        if argument_name in IGNORED or (argument_name in TRAINER_IGNORED and argument_name not in READ)
     ]
     unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
@@ -298,7 +298,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         "attn_implementation": swift_config.get("attn_impl"),  # open: sdpa, or eager for a model without it
     }
     trainer_table["per_device_train_batch_size"] *= sequences_per_sample(reader, swift_config, rlhf_type)
-    trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}
+    trainer_table |= {argument_name: swift_config.get(argument_name) for argument_name in PASSED_ON}
     trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
     trainer_table["fp16"] = not trainer_table["bf16"]
     if trainer_table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):

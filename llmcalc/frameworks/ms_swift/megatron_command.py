@@ -152,8 +152,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
-        other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
-        reader.refuse("--target_modules", f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is")
+        modules_text = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
+        reader.refuse("--target_modules", f"{modules_text} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is")
         target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,

@@ -161,8 +161,8 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         elif algorithm == "distillation":
             reader.notes.append(TEACHER_NOTE)
         rollout = _rollout(reader, flat_values, policy_table) if algorithm in ("grpo", "distillation") else None
-        framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
-        return reader.launch(framework, launch_settings, target=model_id, rollout=rollout)
+        framework_name = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
+        return reader.launch(framework_name, launch_settings, target=model_id, rollout=rollout)
 
 
 def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -366,8 +366,8 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if fitting_context:
         option_changes.append((f"--num-ctx {fitting_context}", {"num_ctx": fitting_context}))
     gpu_count = 2 * max(server.number_of_gpus, 1)
-    visible_devices = ",".join(str(i) for i in range(gpu_count))
-    option_changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
+    devices_text = ",".join(str(i) for i in range(gpu_count))
+    option_changes.append((f"CUDA_VISIBLE_DEVICES={devices_text}", {"CUDA_VISIBLE_DEVICES": devices_text}))
     for typed_options, changed_values in option_changes:
         changed_server = server.with_flags(**changed_values)
         if not host_layers(changed_server.fitted_server):

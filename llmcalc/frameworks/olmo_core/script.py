@@ -162,7 +162,9 @@ def _model_of(
     )
     preset = MODELS.get(model_name.rpartition(".")[2])
     other_changes = [
-        argument for argument in _class_arguments(call_nodes, model_name, variables) or {} if argument not in HARMLESS
+        argument_name
+        for argument_name in _class_arguments(call_nodes, model_name, variables) or {}
+        if argument_name not in HARMLESS
     ]
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:

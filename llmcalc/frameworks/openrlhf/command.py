@@ -101,7 +101,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         }
         known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         plain_data = plain_arguments(arguments, reader, known_names)
-        plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
+        plain_data = {
+            _current_name(argument_name): argument_value for argument_name, argument_value in plain_data.items()
+        }
         model_id = model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, plain_data)
         world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
@@ -111,7 +113,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
         reader.ignored_arguments += [
-            argument for argument in plain_data if argument.partition(".")[0] in IGNORED_SECTIONS
+            argument_name for argument_name in plain_data if argument_name.partition(".")[0] in IGNORED_SECTIONS
         ]
         return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 

@@ -68,9 +68,9 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         return
     tokenizer_type = str(arguments.get("--patch-tokenizer-type", ""))
     if tokenizer_type not in WORDS:
-        *_, size_option, vocab_size = ("", "", *reader.source.arguments)
+        *_, size_option, vocab_size_text = ("", "", *reader.source.arguments)
         if size_option == "--padded-vocab-size":
-            megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size))
+            megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size_text))
             return
         raise reader.argument_error(
             "--patch-tokenizer-type",

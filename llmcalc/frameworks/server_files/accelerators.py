@@ -57,12 +57,16 @@ def accelerator_of(accelerator_label: str) -> str:
     return ""
 
 
-def _accelerator_name(chip: str, memory_word: str) -> str:
+def _accelerator_name(chip_name: str, memory_word: str) -> str:
     """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
-    if not re.search(r"[a-z]", chip) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", chip) or chip.endswith(".toml"):
+    if (
+        not re.search(r"[a-z]", chip_name)
+        or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", chip_name)
+        or chip_name.endswith(".toml")
+    ):
         return ""
     try:
-        hardware = find_hardware(chip)
+        hardware = find_hardware(chip_name)
     except InputError:
         return ""
     stated_gb = int(memory_word.removesuffix("gb") or 0)

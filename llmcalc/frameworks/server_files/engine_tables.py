@@ -139,14 +139,14 @@ def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]
 
 
 def _stack_server(
-    stack_table: Mapping[str, Any], model: str, flags: Mapping[str, Any], image_name: str, gpus: Any
+    stack_table: Mapping[str, Any], model_name: str, flags: Mapping[str, Any], image_name: str, gpus: Any
 ) -> Container:
     """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
     vllm_config = inner_table(stack_table, "vllmConfig")
     all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
-        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of_list(vllm_config.get("extraArgs"))),
+        words=("vllm", "serve", model_name, *_flags_of_keys(all_flags), *_texts_of_list(vllm_config.get("extraArgs"))),
         image=image_name,
         env={"VLLM_USE_V1": "0"} if str(vllm_config.get("v0", "")) in ("1", "True") else {},
         gpus=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,

@@ -198,7 +198,7 @@ def _skypilot_servers(
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
     possible_accelerators = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu, stated_count = possible_accelerators[0] if len(possible_accelerators) == 1 else ("", None)
+    gpu_name, stated_count = possible_accelerators[0] if len(possible_accelerators) == 1 else ("", None)
     accelerator_counts = {alternative_count for _, alternative_count in possible_accelerators}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
     if len(accelerator_counts) == 1:
@@ -206,7 +206,7 @@ def _skypilot_servers(
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
-    container = Container("run", image="script", gpu=gpu, gpus=stated_count)
+    container = Container("run", image="script", gpu=gpu_name, gpus=stated_count)
     for started_server in server_finder.servers_in_script(config["run"], env, (), container):
         yield started_server.with_version_in_file(engine_versions)
 
@@ -308,11 +308,11 @@ def _container_servers(
             f"{server_finder.name_in_errors}: {place_in_file[:80]}: nested too deeply; expected at most "
             f"{DEEPEST_NESTING} tables"
         )
-    named_server = server_of_table(manifest_table)
-    if named_server is not None:
-        gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
+    server_container = server_of_table(manifest_table)
+    if server_container is not None:
+        gpu_name = server_container.gpu or _node_accelerator((*outer_tables, manifest_table))
         yield from server_finder.servers_in_words(
-            replace(named_server, place_in_file=_short_location(place_in_file), gpu=gpu)
+            replace(server_container, place_in_file=_short_location(place_in_file), gpu=gpu_name)
         )
         return
     if (

@@ -46,14 +46,14 @@ def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Con
     """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without a value."""
     server_program = program_named("ollama")
     assert server_program is not None
-    model, option_words = "", []
+    model_name, option_words = "", []
     for line_number, text_line in enumerate(_without_quoted_texts(modelfile_text).split("\n"), 1):
         instruction_match = _INSTRUCTION.match(text_line)
         if instruction_match is None or text_line.lstrip().startswith("#"):
             continue
         instruction_name, instruction_value = instruction_match[1].lower(), instruction_match[2].strip()
         if instruction_name == "from":
-            model = instruction_value
+            model_name = instruction_value
         elif instruction_name == "adapter":
             raise InputError(
                 f"{name_in_errors}: line {line_number}: ADAPTER: adapters are not modelled; remove the line"
@@ -66,4 +66,4 @@ def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Con
                     "the value is missing"
                 )
             option_words.append(f"--{parameter_name.lower()}={parameter_value.strip()}")
-    return StartedServer(ServerStart(server_program, tuple(option_words), model), container)
+    return StartedServer(ServerStart(server_program, tuple(option_words), model_name), container)

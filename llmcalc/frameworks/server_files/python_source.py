@@ -134,9 +134,11 @@ class _Evaluator:
         for decorator_node in decorator_nodes:
             for keyword_node in decorator_node.keywords if isinstance(decorator_node, ast.Call) else ():
                 if keyword_node.arg == GPU_ARGUMENT:
-                    gpu, _, accelerator_count = self._plain_text(self.evaluate(keyword_node.value)).partition(":")
+                    gpu_name, _, accelerator_count = self._plain_text(self.evaluate(keyword_node.value)).partition(":")
                     return Container(
-                        "", gpu=gpu.rstrip("!"), gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1
+                        "",
+                        gpu=gpu_name.rstrip("!"),
+                        gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1,
                     )
         return Container("")
 

@@ -298,20 +298,22 @@ def _read_server(
         if not flag_name.startswith("-")
     }
     environment_flags = {
-        field: container.env[variable] for variable, field in flag_fields.items() if variable in container.env
+        field_name: container.env[variable] for variable, field_name in flag_fields.items() if variable in container.env
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
-    parallel_sizes = {field: parallel_size for field, parallel_size in container.sizes.items() if field in all_fields}
-    model = server_start.model or arguments.model or container.model
-    if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        model = container.model
-    model = container.host_path(model)
+    parallel_sizes = {
+        field_name: parallel_size for field_name, parallel_size in container.sizes.items() if field_name in all_fields
+    }
+    model_name = server_start.model or arguments.model or container.model
+    if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
+        model_name = container.model
+    model_name = container.host_path(model_name)
     return LaunchedServer(
         name_in_errors=name_in_errors,
         place_in_file=container.place_in_file,
         engine=engine_name,
         version=started_server.version,
-        target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
+        target=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",

@@ -36,7 +36,7 @@ _SERVERS = re.compile(
     "|".join(
         sorted(
             {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
-            | {re.escape(module.split(".")[0]) for program in PROGRAMS for module in program.modules}
+            | {re.escape(module_name.split(".")[0]) for program in PROGRAMS for module_name in program.modules}
             | {re.escape(image) for program in PROGRAMS for image in program.image_names}
         )
     )

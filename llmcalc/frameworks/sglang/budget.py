@@ -528,8 +528,8 @@ class SGLangServer(EngineServer):
         ]
         if not components:
             return 0
-        stage = rank.layout.coordinates(rank.rank).pp
-        whole_rank = replace(rank, layout=replace(self.layout, tp=1), rank=stage)
+        stage_index = rank.layout.coordinates(rank.rank).pp
+        whole_rank = replace(rank, layout=replace(self.layout, tp=1), rank=stage_index)
         whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in components)
         return whole_bytes - whole_bytes // self.tp
 

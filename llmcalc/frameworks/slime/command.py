@@ -51,8 +51,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
         arguments = arguments_of(words, source_file.name_in_errors)
         config = plain_arguments(arguments, reader, READ - {"hf_checkpoint"})
-        ignored = [name for name in config if name not in READ and name.startswith(IGNORED_BEGINNINGS)]
-        reader.check_names(config, READ, ignored)
+        ignored_arguments = [name for name in config if name not in READ and name.startswith(IGNORED_BEGINNINGS)]
+        reader.check_names(config, READ, ignored_arguments)
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
@@ -169,9 +169,9 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
             flags["mem_fraction_static"] = share_of(reader, "sglang_mem_fraction_static", config, 0.9)
         if config.get("sglang_context_length") is not None:
             flags["context_length"] = reader.integer(config, "sglang_context_length", 1)
-        ignored = [name for name in ("sglang_ep_size", "sglang_dp_size", "sglang_config") if config.get(name)]
-        if ignored:
-            text = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        ignored_arguments = [name for name in ("sglang_ep_size", "sglang_dp_size", "sglang_config") if config.get(name)]
+        if ignored_arguments:
+            text = ", ".join(f"--{name.replace('_', '-')}" for name in ignored_arguments)
             reader.notes.append(f"{text}: rollouts are counted with tensor parallelism alone")
     else:
         reader.notes.append("without --colocate rollouts are on other devices, which are not counted")

@@ -158,8 +158,10 @@ class TensorRTLLMServer(EngineServer):
         hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
-            k, i, expert_hidden_size = experts.top_k, experts.width, experts.input_width
-            inner_width = max(inner_width, k * (max(2 * i, expert_hidden_size) + i + expert_hidden_size))
+            top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+            inner_width = max(
+                inner_width, top_k * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
+            )
         return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:

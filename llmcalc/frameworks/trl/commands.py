@@ -38,13 +38,13 @@ def with_launcher(command_line: CommandLine) -> CommandLine:
     other_words: list[str] = []
     word_iterator = iter(command_line.words)
     for word in word_iterator:
-        option, equals_sign, option_value = word.partition("=")
-        if not LAUNCHER_OPTION.fullmatch(option):
+        option_name, equals_sign, option_value = word.partition("=")
+        if not LAUNCHER_OPTION.fullmatch(option_name):
             other_words.append(word)
             continue
         option_value = option_value if equals_sign else next(word_iterator, "")
-        if "config" not in option:
-            launcher_words += [option, option_value]
+        if "config" not in option_name:
+            launcher_words += [option_name, option_value]
         else:
             launcher_words = [*ACCELERATE_CONFIGS.get(option_value, ("--config_file", option_value)), *launcher_words]
     if not launcher_words:

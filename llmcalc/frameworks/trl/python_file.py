@@ -259,9 +259,9 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
         )
 
 
-def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
+def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    object_name, _, name = argument.text.partition(".")
+    object_name, _, name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(name, "") is None:
         return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
     return "is known only when the file runs"
@@ -357,7 +357,8 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
         if any(
-            _is_in_skipped_branch(condition, branch, variables) for condition, branch in conditions.get(id(node), ())
+            _is_in_skipped_branch(condition, branch_value, variables)
+            for condition, branch_value in conditions.get(id(node), ())
         ):
             continue
         arguments = keyword_arguments(node, variables)
@@ -381,8 +382,8 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
             open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
         open_nodes.append((node.test, node_conditions))
-        for branch, branch_body in ((True, node.body), (False, node.orelse)):
-            branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
+        for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
+            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
             open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions

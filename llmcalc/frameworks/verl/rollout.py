@@ -101,13 +101,13 @@ def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
     for argument_key, argument_value in config.items():
-        argument = argument_key.removeprefix(key_prefix)
+        argument_name = argument_key.removeprefix(key_prefix)
         if (
             argument_key.startswith(key_prefix)
             and argument_value is not None
-            and not (argument in flag_by_field and flag_by_field[argument].is_memory_neutral)
+            and not (argument_name in flag_by_field and flag_by_field[argument_name].is_memory_neutral)
         ):
-            flags[argument] = argument_value
+            flags[argument_name] = argument_value
     return flags
 
 

@@ -157,7 +157,11 @@ def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], l
     if layout == "tuples":
         return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
     if layout == "page sizes":
-        return sum(size * max(pages_by_size.get(size, 0) for pages_by_size in pages_per_block) for size in page_sizes)
+        return sum(
+            page_size * max(pages_by_size.get(page_size, 0) for pages_by_size in pages_per_block)
+            for page_size in page_sizes
+        )
     return max(
-        sum(page_size * pages for page_size, pages in pages_by_size.items()) for pages_by_size in pages_per_block
+        sum(page_size * page_count for page_size, page_count in pages_by_size.items())
+        for pages_by_size in pages_per_block
     )

@@ -161,19 +161,19 @@ def encoder_run(
         if encoder_request.image_size is None
         else [encoder_request.image_size]
     )
-    largest_image = max(
+    largest_input = max(
         _processed_images(image_resizing, image_sizes, tower.patches.patch_size),
-        key=lambda processed_image: processed_image.tokens,
+        key=lambda processed_input: processed_input.tokens,
     )
     images_per_input = 1
     if encoder_request.video_frames is not None:
-        image_limit = encoder_request.max_model_len // largest_image.tokens - encoder_request.video_frames.beside_image
+        image_limit = encoder_request.max_model_len // largest_input.tokens - encoder_request.video_frames.beside_image
         images_per_input = max(
             1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, image_limit)
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
-    image_tokens = largest_image.tokens - timestamp_tokens
-    image_patches = largest_image.tile_or_clip_count * largest_image.rows * largest_image.columns
+    image_tokens = largest_input.tokens - timestamp_tokens
+    image_patches = largest_input.tile_or_clip_count * largest_input.rows * largest_input.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
         images_per_input = encoder_request.videos_as_images.frames
@@ -184,10 +184,10 @@ def encoder_run(
         images_per_input * (image_tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
     )
     token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
-    prompt_images = max(
+    prompt_image_count = max(
         1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // tokens_with_timestamps)
     )
-    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_images))
+    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_image_count))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = encoder_request.element_bytes
@@ -228,9 +228,11 @@ def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
     hidden_size, encoder_layer = vision_tower.hidden_size, vision_tower.stack.block
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
-    attention_vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
+    attention_vector_count = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
     reduced_output = hidden_size if rank_count > 1 else 0
-    attention_elements = 2 * hidden_size + attention_vectors * query_width // rank_count + hidden_size + reduced_output
+    attention_elements = (
+        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_output
+    )
     network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // rank_count
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
 

@@ -135,14 +135,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
     ):
         return None
-    model = str(logged_flags.pop("model", "")) or log_values.last_text("model")
-    memory_utilization = log_values.last_text("gpu_memory_utilization")
+    model_name = str(logged_flags.pop("model", "")) or log_values.last_text("model")
+    utilization_text = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
         total_bytes = round(float(log_values.last_text("total_gib").rstrip(".") or 0) * GIB)
-    if total_bytes is None and "budget" in log_values and memory_utilization and float(memory_utilization or 0) > 0:
-        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(memory_utilization))
-    stated_values: dict[str, Any] = {"gpu_memory_utilization": memory_utilization} if memory_utilization else {}
+    if total_bytes is None and "budget" in log_values and utilization_text and float(utilization_text or 0) > 0:
+        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization_text))
+    stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization_text} if utilization_text else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     has_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
     layout_flags, layout_note = _flags_of_workers(log_text)
@@ -154,7 +154,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="vLLM",
         terms=memory_terms,
         version=log_values.version,
-        model=model,
+        model=model_name,
         total_bytes=total_bytes,
         flags=stated_values | ({} if is_layout_shown else layout_flags) | logged_flags,
         has_arguments=has_arguments,
@@ -189,7 +189,7 @@ def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     worker_matches = [worker_match for log_line in named_lines if (worker_match := _WORKER.search(log_line[:200]))]
     worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in worker_matches}
     group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
-    layout_flags: dict[str, Any] = {RANK_FLAGS[name]: size for name, size in group_sizes.items()}
+    layout_flags: dict[str, Any] = {RANK_FLAGS[name]: group_size for name, group_size in group_sizes.items()}
     if any("_EP" in worker_name for worker_name in worker_names):
         layout_flags["enable_expert_parallel"] = True
     return layout_flags, layout_note

@@ -72,14 +72,17 @@ class ProfileRun(NamedTuple):
     def layer_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, experts = rank.widest_networks
-        h, tokens = rank.hidden_size, self.tokens
+        hidden_size, tokens = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
-            return int(tokens * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
-        k, i, expert_hidden_size = experts.top_k, experts.width, experts.input_width
-        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (
-            max(2 * i, expert_hidden_size) + i + expert_hidden_size
+            return (
+                int(tokens * 2 * (hidden_vectors * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                + embedding_bytes
+            )
+        top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
+            max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )
 
     def hidden_bytes(self, rank: EngineRank) -> int:
@@ -91,13 +94,13 @@ class ProfileRun(NamedTuple):
     def sampler_bytes(self, rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequences * rank.vocab_size * 4
-        logits_copies = engine_rules.logits_copies
+        logits_copy_count = engine_rules.logits_copies
         if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
-            logits_copies = 1.5
-        elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
-            logits_copies += 0.5  # the logits themselves are float32 already
+            logits_copy_count = 1.5
+        elif self.element_bytes == 4 and logits_copy_count < COPIES_WITH_SORT:
+            logits_copy_count += 0.5  # the logits themselves are float32 already
         return (
-            int(logits_copies * logits_bytes)
+            int(logits_copy_count * logits_bytes)
             + engine_rules.sampler_rows_per_unit * self.compute_units * rank.vocab_size * 4
         )
 

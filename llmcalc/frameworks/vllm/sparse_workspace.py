@@ -43,11 +43,11 @@ def _reserved_bytes(mixer: CompressedAttention, max_model_len: int, max_num_batc
         + min(max_model_len - batch_tokens, window - 1)
         + (0 if tokens_per_entry is None else max_model_len // tokens_per_entry)
     )
-    gathered_keys = PROMPTS_AT_ONCE * keys_per_prompt * mixer.head_dim * BFLOAT16_BYTES
+    gathered_key_count = PROMPTS_AT_ONCE * keys_per_prompt * mixer.head_dim * BFLOAT16_BYTES
     if tokens_per_entry is None or mixer.indexer is None:
-        return [gathered_keys + batch_tokens * (window + 1) * INT32_BYTES]
+        return [gathered_key_count + batch_tokens * (window + 1) * INT32_BYTES]
     index_bytes = batch_tokens * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
     return [
-        gathered_keys + index_bytes,
+        gathered_key_count + index_bytes,
         INDEXED_SEQUENCES * max_model_len // tokens_per_entry * float8_bytes(mixer.indexer.index_head_dim),
     ]

@@ -51,7 +51,7 @@ NO_SPECULATION = Speculation()
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
-    values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
+    values_by_key = {key: flags[field_name] for field_name, key in KEYS_OF_FLAGS.items() if field_name in flags}
     speculative_config = {**flags.get("speculative_config", {}), **values_by_key}
     if not speculative_config:
         return NO_SPECULATION

@@ -274,7 +274,11 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         version_ranges = ranges_at(self.mxfp4, version_numbers)
-        return next(padding for padding in version_ranges if padding.at_least <= compute_capability < padding.below)
+        return next(
+            padded_experts_range
+            for padded_experts_range in version_ranges
+            if padded_experts_range.at_least <= compute_capability < padded_experts_range.below
+        )
 
     def overhead_outside_torch(
         self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int

@@ -23,11 +23,11 @@ def _table_html(table: Table) -> Iterator[str]:
         yield f'<div style="opacity:0.75">{escape(table.subtitle)}</div>'
     if table.rows:
         yield '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-        heads = "".join(
+        heading_cells = "".join(
             f'<th scope="col" style="{CELL};text-align:{column.justify}">{escape(column.title)}</th>'
             for column in table.columns
         )
-        yield f'<thead style="border-bottom:1px solid currentColor"><tr>{heads}</tr></thead>'
+        yield f'<thead style="border-bottom:1px solid currentColor"><tr>{heading_cells}</tr></thead>'
         yield "<tbody>"
         yield from (_row_html(table, row) for row in table.rows)
         yield "</tbody></table>"

@@ -89,7 +89,10 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     if leaves_only:
         table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
-        index for row in table.rows for index, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
+        column_index
+        for row in table.rows
+        for column_index, cell in enumerate(row.cells)
+        if isinstance(_raw_value(cell), float)
     }
     raw_rows = [
         {
@@ -242,7 +245,8 @@ def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(
-        segment if index % 2 else escape_markdown(segment) for index, segment in enumerate(note_segments)
+        segment if segment_index % 2 else escape_markdown(segment)
+        for segment_index, segment in enumerate(note_segments)
     )
     block_marker = BLOCK.match(paragraph)
     return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

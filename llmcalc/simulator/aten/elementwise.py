@@ -148,10 +148,10 @@ class ElementwiseOperations(ViewOperations):
 
     def _minimum_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Returns one operand's gradient of a minimum: half for equal operands, zero for the larger operand."""
-        is_equal, half_gradient = self.compare(a, b), self.new_like(output_gradient)
-        gradient = self.new_like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
-        is_larger = self.compare(a, b)
-        del is_larger
+        equal_mask, half_gradient = self.compare(a, b), self.new_like(output_gradient)
+        gradient = self.new_like(equal_mask, half_gradient, output_gradient, dtype=output_gradient.dtype)
+        larger_mask = self.compare(a, b)
+        del larger_mask
         return gradient
 
     def exp(self, x: Tensor) -> Tensor:

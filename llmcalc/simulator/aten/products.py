@@ -127,7 +127,7 @@ class ProductOperations(ElementwiseOperations):
         if weight.needs_grad or not self.graph.enabled:
             return True
         leading_axes = range(len(x.shape) - 2)
-        return all(are_equal(x.strides[index], x.strides[index + 1] * x.shape[index + 1]) for index in leading_axes)
+        return all(are_equal(x.strides[axis], x.strides[axis + 1] * x.shape[axis + 1]) for axis in leading_axes)
 
     def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *joined_matrices: Tensor) -> Tensor:
         """Multiplies each group of rows by a matrix per group: [rows, k] × [groups, k, m].

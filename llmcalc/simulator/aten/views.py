@@ -107,10 +107,10 @@ class ViewOperations:
         """Repeats axes of one element without allocating memory. The gradient is the sum over the repeated axes."""
         if x.shape == shape:
             return x
-        input_shape, new_axes = x.shape, len(shape) - len(x.shape)
-        strides = (0,) * new_axes + tuple(
+        input_shape, new_axis_count = x.shape, len(shape) - len(x.shape)
+        strides = (0,) * new_axis_count + tuple(
             0 if is_size_one(axis_size) and not is_size_one(expanded_size) else stride
-            for axis_size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
+            for axis_size, expanded_size, stride in zip(x.shape, shape[new_axis_count:], x.strides, strict=True)
         )
         return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.sum_to_shape(input_shape, g),))
 
@@ -130,7 +130,9 @@ class ViewOperations:
         """Splits an axis into views with a single autograd node, which concatenates the gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
-        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in part_sizes]
+        views = [
+            x.view((*input_shape[:axis], part_size, *input_shape[axis + 1 :]), x.strides) for part_size in part_sizes
+        ]
         shapes = [view.shape for view in views]
 
         def join_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:

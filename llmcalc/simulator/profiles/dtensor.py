@@ -437,9 +437,9 @@ class DTensorKernels(EagerKernels):
         Returns them with the indices relative to this rank's first row.
         """
         new_tensor = self.graph.new_tensor
-        is_below_shard, is_above_shard = new_tensor(index_tensor.shape, BOOL), new_tensor(index_tensor.shape, BOOL)
+        below_shard_mask, above_shard_mask = new_tensor(index_tensor.shape, BOOL), new_tensor(index_tensor.shape, BOOL)
         mask = new_tensor(index_tensor.shape, BOOL)
-        del is_below_shard, is_above_shard
+        del below_shard_mask, above_shard_mask
         mask_copy = new_tensor(index_tensor.shape, INT64)
         masked_tensor = new_tensor(index_tensor.shape, INT64)
         del mask_copy
@@ -485,9 +485,9 @@ class DTensorKernels(EagerKernels):
         _result_reduced = self.all_reduce(result_partial)
         losses = new_tensor((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
-        is_not_ignored = new_tensor((tokens,), BOOL)
+        counted_token_mask = new_tensor((tokens,), BOOL)
         label_count = new_tensor((), INT64)
-        del is_not_ignored
+        del counted_token_mask
         total_weight = new_tensor((), x.dtype)
         del label_count
         loss_sum = new_tensor((), x.dtype)

@@ -39,8 +39,8 @@ def causal_conv1d_bwd(
 
 def _copy_to_strides(aten: Aten, x: Tensor, dout: Tensor) -> None:
     """Copies a gradient whose strides differ from x's strides (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
-    channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
-    if not is_size_one(dout.strides[1] if channels_last else dout.strides[2]):
+    is_channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
+    if not is_size_one(dout.strides[1] if is_channels_last else dout.strides[2]):
         aten.clone(dout)
 
 

@@ -56,12 +56,12 @@ def mlstm_chunkwise(
     chunk_size = chunk_size if padded_tokens >= WHOLE else padded_tokens
     if are_equal(padded_tokens, tokens):
         return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0]
-    padded = [
+    padded_tensors = [
         aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)
         for x in (q, k, v, input_gate, forget_gate)
     ]
     q, k, v, input_gate, forget_gate = (
-        aten.write_into(zeros, x) for zeros, x in zip(padded, (q, k, v, input_gate, forget_gate), strict=True)
+        aten.write_into(zeros, x) for zeros, x in zip(padded_tensors, (q, k, v, input_gate, forget_gate), strict=True)
     )
     return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0], tokens, 2)
 

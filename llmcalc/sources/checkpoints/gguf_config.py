@@ -52,7 +52,7 @@ _Config = dict[str, Any]
 
 def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dict[str, str]) -> _Config:
     config_fields: _Config = {}
-    for metadata_key, field in fields_by_key.items():
+    for metadata_key, field_name in fields_by_key.items():
         metadata_value = checkpoint.metadata.get(f"{architecture}.{metadata_key}")
         if isinstance(metadata_value, list):
             if len(set(map(str, metadata_value))) != 1:
@@ -65,7 +65,7 @@ def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dic
             continue
         if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
             raise InputError(f"{architecture}.{metadata_key}: {short_repr(str(metadata_value))}; expected a number")
-        config_fields[field] = metadata_value
+        config_fields[field_name] = metadata_value
     return config_fields
 
 
@@ -104,7 +104,8 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
     layers = config.get("num_hidden_layers")
     layer_count = layers if isinstance(layers, int) else 0
     return [
-        "sliding_attention" if has_window(layer) else "full_attention" for layer in range(min(layer_count, MOST_LAYERS))
+        "sliding_attention" if has_window(layer_index) else "full_attention"
+        for layer_index in range(min(layer_count, MOST_LAYERS))
     ]
 
 
@@ -170,11 +171,11 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         architecture_text = short_repr(architecture) if isinstance(architecture, str) else "none"
-        known_names = ", ".join(ARCHITECTURES)
+        names_text = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
             f"{error_location}: general.architecture {architecture_text}: is not read from a header; expected one of "
-            f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
+            f"{names_text}, or the model's config.json or preset as TARGET.{suggestion}"
         )
     model_type, architecture_text, read_further_fields = ARCHITECTURES[architecture]
     config: _Config = {
@@ -190,4 +191,4 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     config |= read_further_fields(checkpoint, architecture, config)
     model_title = checkpoint.metadata.get("general.name")
     config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else error_location
-    return {field: field_value for field, field_value in config.items() if field_value is not None}
+    return {field_name: field_value for field_name, field_value in config.items() if field_value is not None}

@@ -199,8 +199,8 @@ def read_index(path: Path) -> Checkpoint:
     """
     weight_map = parse_index(read_bytes(path, LARGEST_INDEX, "the index of a checkpoint"), str(path))
 
-    def header(shard: str, byte_limit: int) -> tuple[bytes, int | None]:
-        return _read_header(path.parent / shard, byte_limit)
+    def header(shard_name: str, byte_limit: int) -> tuple[bytes, int | None]:
+        return _read_header(path.parent / shard_name, byte_limit)
 
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
@@ -256,12 +256,12 @@ def join_shards(
     """
     tensors: dict[str, StoredTensor] = {}
     remaining_bytes = LARGEST_HEADER
-    for shard in dict.fromkeys(weight_map.values()):
-        header_bytes, data_bytes = read_shard_header(shard, remaining_bytes)
+    for shard_name in dict.fromkeys(weight_map.values()):
+        header_bytes, data_bytes = read_shard_header(shard_name, remaining_bytes)
         remaining_bytes -= len(header_bytes)
-        for tensor in parse_header(header_bytes, f"{folder_name}{shard}", data_bytes).tensors:
+        for tensor in parse_header(header_bytes, f"{folder_name}{shard_name}", data_bytes).tensors:
             if tensor.name in tensors:
-                raise InputError(f"{folder_name}{shard}: {tensor.name[:80]} is in another file too; expected one")
+                raise InputError(f"{folder_name}{shard_name}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
             raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")

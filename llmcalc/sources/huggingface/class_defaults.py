@@ -26,4 +26,4 @@ def class_fields(model_type: str) -> frozenset[str]:
 
     Sections with the configuration of another part, which may be an encoder, are left out.
     """
-    return frozenset(field for field in class_defaults(model_type) if not field.endswith("_config"))
+    return frozenset(field_name for field_name in class_defaults(model_type) if not field_name.endswith("_config"))

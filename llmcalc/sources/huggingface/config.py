@@ -120,9 +120,9 @@ class Config:
         Raises `InputError` for a field that has neither a value nor a default.
         """
         field_names = self._names_with_aliases(field_names)
-        winning_name = self._field_name_that_applies(field_names)
-        if winning_name is not None:
-            return self.data[winning_name]
+        applicable_name = self._field_name_that_applies(field_names)
+        if applicable_name is not None:
+            return self.data[applicable_name]
         for field_name in field_names:
             if field_name in self.defaults:
                 return self.defaults[field_name]
@@ -267,7 +267,7 @@ class Config:
                     "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
                 )
             layer_by_number[int(key)] = layer_fields
-        return [layer_by_number.get(layer, {}) for layer in range(layer_count)]
+        return [layer_by_number.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
@@ -357,13 +357,13 @@ class Config:
         """Returns the known field, not set in the config, that an unknown field may misspell."""
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
-        unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
+        unset_fields = sorted(field_name for field_name in tuple(self.fields_read) if not self.has(field_name))
         return similar_name(field_name, unset_fields)
 
     def _restates_another_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
         name_words = field_name_words(field_name)
         return any(
-            name_words & field_name_words(field) and self.data[field] == field_value
-            for field in self.fields_read & self.data.keys()
+            name_words & field_name_words(field_name) and self.data[field_name] == field_value
+            for field_name in self.fields_read & self.data.keys()
         )

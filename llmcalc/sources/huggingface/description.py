@@ -67,14 +67,14 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     )
     cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
     logit_cap = next(
-        (config.data[field] for field in cap_fields_in_config if field in config.data),
+        (config.data[field_name] for field_name in cap_fields_in_config if field_name in config.data),
         LOGIT_CAPS.get(config.model_type),
     )
     logit_scale = config.data.get("logit_scale", config.defaults.get("logit_scale"))
     logit_fields = {
-        field: float(value)
-        for field, value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
-        if isinstance(value, int | float) and value > 0 and (field, value) != ("logit_scale", 1)
+        field_name: float(value)
+        for field_name, value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
+        if isinstance(value, int | float) and value > 0 and (field_name, value) != ("logit_scale", 1)
     }
     return {**logit_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
@@ -148,7 +148,9 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    stated_tying = next((root_config[field] for field in tying_fields if root_config.get(field) is not None), None)
+    stated_tying = next(
+        (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
+    )
     if (
         stated_tying is None
         or family.tying_source == "text"
@@ -345,12 +347,12 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner_model_config(
-    root_model_type: str, root_config: Mapping[str, Any], field: str, default_value: int
+    root_model_type: str, root_config: Mapping[str, Any], field_name: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
     section_value = root_config[family_of(root_model_type).text_section]
     inner_model_type = usual_name(section_value.get("model_type") or str(family_of(root_model_type).text_type))
-    vector_size = Config(root_config, {field: default_value}, root_model_type).integer(field)
+    vector_size = Config(root_config, {field_name: default_value}, root_model_type).integer(field_name)
     return inner_model_type, {**section_value, "architectures": []}, vector_size
 
 
@@ -424,7 +426,9 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
     uncounted_towers = {
-        field: tower_notes for record in family_records for field, tower_notes in record.uncounted_fields.items()
+        field_name: tower_notes
+        for family in family_records
+        for field_name, tower_notes in family.uncounted_fields.items()
     }
     encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (

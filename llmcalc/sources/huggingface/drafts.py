@@ -99,7 +99,7 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
     class_name, stated_model_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
     is_draft = isinstance(model_type, str) and model_type in CLASSES
-    if is_draft and not any(field in config for field in ("architectures", *SECTIONS)):
+    if is_draft and not any(field_name in config for field_name in ("architectures", *SECTIONS)):
         return config, []
     draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(class_name)), "")
     if isinstance(stated_model_type, str):
@@ -107,7 +107,9 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
     elif not draft_type and is_draft and not OTHER_CLASS.search(class_name):
         draft_type = str(model_type)
     if not draft_type and not OTHER_CLASS.search(class_name) and not isinstance(stated_model_type, str):
-        draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
+        draft_type = next(
+            (draft_type for field_name, draft_type in FIELDS.items() if config.get(field_name) is not None), ""
+        )
     if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
         draft_type = "medusa"
     if draft_type == "dflash":
@@ -160,7 +162,9 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
     if config.get("attention_mode") == latent_mode:
         read_fields |= {*latent_fields}
     foreign_fields = [
-        field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and field not in read_fields
+        field_name
+        for field_name in FIELDS_OF_OTHER_LAYERS
+        if config.get(field_name) is not None and field_name not in read_fields
     ]
     attention_mode, listed_modes = config.get("attention_mode"), config.get("attention_modes")
     attention_modes = listed_modes if isinstance(listed_modes, list) else [listed_modes]
@@ -185,7 +189,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
     """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
-    foreign_fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
+    foreign_fields = [field_name for field_name in OTHER_FIELDS if config.get(field_name) is not None]
     model_type = str(config.get("model_type"))
     if OTHER_CLASS.search(class_name):
         reason_text = f"architectures: {class_name} is"

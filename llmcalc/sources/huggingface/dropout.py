@@ -49,7 +49,9 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    dropout_places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
+    dropout_places = {
+        place: _read_probability(config, field_name) for place, field_name in family.dropout_fields.items()
+    }
     return {"dropout": dropout_places} if any(dropout_places.values()) or set(dropout_places) != {"attention"} else {}
 
 

@@ -80,7 +80,9 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
-    origin_fields = {field for number in _tracked_numbers(model_fields, named_fields) for field in number.fields}
+    origin_fields = {
+        field_name for number in _tracked_numbers(model_fields, named_fields) for field_name in number.fields
+    }
     config_paths = [
         path
         for path in _field_paths(text_config)

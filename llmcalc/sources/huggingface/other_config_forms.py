@@ -121,27 +121,30 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options, unstated = f"--lora-rank {rank}", [field for field in OTHER_ADAPTER_FIELDS if adapter_config.get(field)]
-    for field, option in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
-        field_value = adapter_config.get(field) or []
+    options, unstated_fields = (
+        f"--lora-rank {rank}",
+        [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)],
+    )
+    for field_name, option_name in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
+        field_value = adapter_config.get(field_name) or []
         names = field_value if isinstance(field_value, list) else [field_value]
         option_names = [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)]
-        if field == "target_modules" and isinstance(field_value, str) and field_value != ALL_LINEAR:
+        if field_name == "target_modules" and isinstance(field_value, str) and field_value != ALL_LINEAR:
             option_names = []  # an expression, though it is one word
-        if field == "modules_to_save":
+        if field_name == "modules_to_save":
             option_names = [name for name in option_names if name.rpartition(".")[2] in SAVED_MODULES]
         if option_names:
-            options += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in option_names}))}"
+            options += f" {option_name} {','.join(sorted({name.rpartition('.')[2] for name in option_names}))}"
         other_names = [name for name in names if name not in option_names]
         other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
         if other_names:
-            unstated.append(f"{short_repr(other_names[0])} in {field}")
+            unstated_fields.append(f"{short_repr(other_names[0])} in {field_name}")
     options += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = (
         "; --lora-targets and --modules-to-save name modules of all layers, and do not state "
-        f"{', '.join(unstated)} of this adapter"
+        f"{', '.join(unstated_fields)} of this adapter"
     )
-    return f"llmcalc memory counts its training with {options}{remark if unstated else ''}"
+    return f"llmcalc memory counts its training with {options}{remark if unstated_fields else ''}"
 
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -265,7 +268,9 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if model_args.get("head_dim") is not None:
         config["head_dim"] = _positive_size(model_args, "head_dim")
     stated_multipliers = {
-        name: model_args[field] for name, field in multiplier_fields.items() if model_args.get(field) is not None
+        name: model_args[field_name]
+        for name, field_name in multiplier_fields.items()
+        if model_args.get(field_name) is not None
     }
     signs_of_types = {
         "qwen2": has_bias,
@@ -344,7 +349,9 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     }
     names_by_field = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {
-        name: model_args[field] for name, field in names_by_field.items() if model_args.get(field) is not None
+        name: model_args[field_name]
+        for name, field_name in names_by_field.items()
+        if model_args.get(field_name) is not None
     }
 
 
@@ -431,14 +438,17 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     ssm_config = model_args["ssm_cfg"]
     if not isinstance(ssm_config, dict):
         raise InputError(f"ssm_cfg: {short_repr(ssm_config)}; expected a table of fields")
-    for field in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
-        if model_args.get(field):
+    for field_name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
+        if model_args.get(field_name):
             raise InputError(
-                f"{field}: {short_repr(model_args[field])}; expected none: only models of Mamba's layers are read"
+                f"{field_name}: {short_repr(model_args[field_name])}; expected none: "
+                "only models of Mamba's layers are read"
             )
-    for field in ("rms_norm", "tie_embeddings"):
-        if model_args.get(field, True) is not True:
-            raise InputError(f"{field}: {short_repr(model_args[field])}; expected true, as in the published models")
+    for field_name in ("rms_norm", "tie_embeddings"):
+        if model_args.get(field_name, True) is not True:
+            raise InputError(
+                f"{field_name}: {short_repr(model_args[field_name])}; expected true, as in the published models"
+            )
     layer, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(

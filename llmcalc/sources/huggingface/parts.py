@@ -66,7 +66,9 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
+    return {
+        field_name: value for field_name, value in {**attention_fields, **other_fields}.items() if value is not None
+    }
 
 
 def rope(
@@ -86,8 +88,12 @@ def rope(
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
 
-    def stated_value(field: str, top_level_name: str) -> Any:
-        return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(top_level_name)
+    def stated_value(field_name: str, top_level_name: str) -> Any:
+        return (
+            rope_parameters[field_name]
+            if rope_parameters.get(field_name) is not None
+            else config.data.get(top_level_name)
+        )
 
     rope_base, rotary_share = stated_value("rope_theta", theta_name), stated_value("partial_rotary_factor", share_name)
     rotary_share = default_share if rotary_share is None else rotary_share
@@ -106,7 +112,11 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {field: field_value for field, field_value in rope(config).items() if field != "partial_rotary_factor"}
+    return {
+        field_name: field_value
+        for field_name, field_value in rope(config).items()
+        if field_name != "partial_rotary_factor"
+    }
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
@@ -215,7 +225,9 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
+        field_name: value
+        for field_name, value in layers.items()
+        if field_name not in ("variants", "first_layers", "pattern")
     }
     return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
 
@@ -257,7 +269,9 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
-    vocab_sizes = {field: vocab_size for field, vocab_size in embedding_sizes.items() if vocab_size is not None}
+    vocab_sizes = {
+        field_name: vocab_size for field_name, vocab_size in embedding_sizes.items() if vocab_size is not None
+    }
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -453,7 +467,7 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 def kinds_with_nth_full(depth: int, full_period: int) -> list[str]:
     """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
-    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
+    return ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
 
 
 EARLIER_LAYER_TYPES = {
@@ -570,7 +584,7 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default_layer_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
+    default_layer_kinds = ["dense" if layer_index < first_dense else "moe" for layer_index in range(depth)]
     if config.has("mlp_layer_types"):
         return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     return default_layer_kinds
@@ -628,13 +642,13 @@ def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         "-".join(kinds) for kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
     ]
     layer_variants: Table = {}
-    for layer, layer_kind in enumerate(layer_kinds):
+    for layer_index, layer_kind in enumerate(layer_kinds):
         layer_variants.setdefault(
             layer_kind,
             {
                 field: changed_value
                 for axis_layer_kinds, fields_by_kind in varying_axes
-                for field, changed_value in fields_by_kind[axis_layer_kinds[layer]].items()
+                for field, changed_value in fields_by_kind[axis_layer_kinds[layer_index]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
@@ -682,7 +696,11 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     for block in used_kinds.values():
         if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
-                kind: {field: field_value for field, field_value in layer.items() if block.get(field) != field_value}
+                kind: {
+                    field_name: field_value
+                    for field_name, field_value in layer.items()
+                    if block.get(field_name) != field_value
+                }
                 for kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
@@ -697,11 +715,11 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     layer_kinds: list[str] = []
     layer_variants: Table = {}
     kinds_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
-    for layer, (kind_label, layer_changes) in enumerate(layers):
+    for layer_index, (kind_label, layer_changes) in enumerate(layers):
         variant_name = kinds_by_changes.get(repr(layer_changes))
         if variant_name is None:
             variant_name = kinds_by_changes[repr(layer_changes)] = (
-                kind_label if kind_label not in layer_variants else f"{kind_label}_{layer}"
+                kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes
             if len(layer_variants) > MOST_KINDS:

@@ -145,8 +145,8 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     return next(
         (
             model_type
-            for (stated_model_type, field), model_type in CODE_FIELDS.items()
-            if config_type == stated_model_type and _has_value(config_data, field)
+            for (stated_model_type, field_name), model_type in CODE_FIELDS.items()
+            if config_type == stated_model_type and _has_value(config_data, field_name)
         ),
         "",
     )

@@ -110,8 +110,10 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
 
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    tower_differences = sum(count_changed_values(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(count_changed_values, mismatches)) - tower_differences, tower_differences
+    tower_difference_count = sum(
+        count_changed_values(difference) for difference in mismatches if _is_in_tower(difference)
+    )
+    return sum(map(count_changed_values, mismatches)) - tower_difference_count, tower_difference_count
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
@@ -135,9 +137,11 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    default_fields = [USUAL.get(field, field) for field in family.defaults]
+    default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
-        family.defaults[field] for field in family.defaults if USUAL.get(field, field) == "hidden_act"
+        family.defaults[field_name]
+        for field_name in family.defaults
+        if USUAL.get(field_name, field_name) == "hidden_act"
     ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
@@ -159,8 +163,8 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
     written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
-    config = {field: field_value for field, field_value in config.items() if field in written_fields}
-    _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
+    config = {field_name: field_value for field_name, field_value in config.items() if field_name in written_fields}
+    _fill_fields(config, family, config_values, [field_name for field_name in ALSO if field_name in read_fields])
     return (
         config
         | _logit_fields(model_type, family, config_values.spec)
@@ -198,11 +202,13 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
+    dropout_fields = {
+        field_name: getattr(spec.dropout, place) or 0.0 for place, field_name in family.dropout_fields.items()
+    }
     return {
-        field: probability
-        for field, probability in dropout_fields.items()
-        if probability != family.defaults.get(field, 0.0)
+        field_name: probability
+        for field_name, probability in dropout_fields.items()
+        if probability != family.defaults.get(field_name, 0.0)
     }
 
 
@@ -210,7 +216,7 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
-    for field in (field_aliases.get(field, field) for field in field_names):
+    for field in (field_aliases.get(field_name, field_name) for field_name in field_names):
         try:
             field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)
         except NOT_THERE:

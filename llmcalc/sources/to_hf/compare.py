@@ -62,18 +62,18 @@ def canonical_values(spec: ModelSpec) -> dict[str, Any]:
 def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -> bool:
     """Whether a model has the given canonical values; computes them only up to the first difference."""
     missing_fields = set(canonical_fields)
-    for field, field_value in _canonical_fields(spec):
-        missing_fields.discard(field)
-        if next(differences(canonical_fields.get(field), field_value), None) is not None:
+    for field_name, field_value in _canonical_fields(spec):
+        missing_fields.discard(field_name)
+        if next(differences(canonical_fields.get(field_name), field_value), None) is not None:
             return False
-    return all(canonical_fields[field] is None for field in missing_fields)
+    return all(canonical_fields[field_name] is None for field_name in missing_fields)
 
 
 def _canonical_fields(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
     """Yields the (name, value) pairs of `canonical_values` one at a time, each computed on demand."""
-    for field in ModelSpec.model_fields:
-        if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout"):
-            yield field, _plain_values(getattr(spec, field), spec.hidden_size)
+    for field_name in ModelSpec.model_fields:
+        if field_name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout"):
+            yield field_name, _plain_values(getattr(spec, field_name), spec.hidden_size)
     for stack_name, stack in spec.stacks():
         yield stack_name, _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     yield "mtp", _prediction_table(spec, spec.mtp)
@@ -123,18 +123,19 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     layer_kinds = stack.layer_names()
     layers = {layer_kind: _plain_values(stack.layer(layer_kind), hidden) for layer_kind in dict.fromkeys(layer_kinds)}
     stack_fields = (
-        field
-        for field in Stack.model_fields
-        if field not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
+        field_name
+        for field_name in Stack.model_fields
+        if field_name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
     )
     stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
+        **{field_name: _plain_values(getattr(stack, field_name), hidden) for field_name in stack_fields},
     }
     first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_indices[name] if name in stack.shared_layers else layer for layer, name in enumerate(layer_kinds)
+        first_indices[name] if name in stack.shared_layers else layer_index
+        for layer_index, name in enumerate(layer_kinds)
     ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 

@@ -87,7 +87,8 @@ def _label_count(config_values: ConfigValues) -> int:
 def _layers_before_window(config_values: ConfigValues) -> int | None:
     """Returns the number of layers below the first layer with a window."""
     return next(
-        (layer for layer, window in enumerate(config_values.windows) if window is not None), len(config_values.layers)
+        (layer_index for layer_index, window in enumerate(config_values.windows) if window is not None),
+        len(config_values.layers),
     )
 
 

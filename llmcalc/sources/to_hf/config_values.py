@@ -195,15 +195,17 @@ class ConfigValues:
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""
-        return [layer for layer, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
+        return [layer_index for layer_index, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
 
     def expert_layers(self) -> list[int]:
         """The indices of layers with experts."""
-        return [layer for layer, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
+        return [layer_index for layer_index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next((layer for layer, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
+        return next(
+            (layer_index for layer_index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers)
+        )
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""

@@ -90,7 +90,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters is None:
             return layer_output
         x = self._with_dropout(x, adapters)
-        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         if adapters.library == "mcore-bridge":
             adapter_weights = [
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
@@ -102,7 +102,7 @@ class AdapterKernels(DiscardedOutputKernels):
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
             low_rank_x = self._core_product(x, lora_a)
             lora_output = self._core_product(low_rank_x, lora_b)
-        self.in_expert = previous_in_expert
+        self.in_expert = was_in_expert
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 

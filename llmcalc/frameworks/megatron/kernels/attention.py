@@ -35,7 +35,9 @@ NOT_MODELLED = {
 
 def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(name for option, name in NOT_MODELLED.items() if operation.options.get(option))
+    feature_names = dict.fromkeys(
+        name for option_name, name in NOT_MODELLED.items() if operation.options.get(option_name)
+    )
     if not feature_names:
         return ""
     return (

@@ -105,12 +105,12 @@ class ExpertKernels(HeadKernels):
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
         logits = self.tensor_read_by(operation, operation.input_values[0])
-        k = operation.options["top_k"]
+        top_k = operation.options["top_k"]
         autograd_graph = self.graph
         row_count, expert_count = logits.shape
         dtype = logits.dtype
-        expert_indices = autograd_graph.new_tensor((row_count, k), INT64)
-        saved_scores = [autograd_graph.new_tensor((row_count, k), FLOAT32)]
+        expert_indices = autograd_graph.new_tensor((row_count, top_k), INT64)
+        saved_scores = [autograd_graph.new_tensor((row_count, top_k), FLOAT32)]
         if operation.options["scoring"] != "softmax of chosen":
             saved_scores.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
         position_map = autograd_graph.new_tensor((row_count, expert_count), INT32)
@@ -454,7 +454,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
-        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         expert_path = (*self.module_path(), expert_index)
         weight = self.with_role(
             weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), expert_path)
@@ -464,7 +464,7 @@ class ExpertKernels(HeadKernels):
             if operation.options["bias"]
             else None
         )
-        self.in_expert = previous_in_expert
+        self.in_expert = was_in_expert
         uses_transformer_engine, row_count = self.rank_choices.uses_transformer_engine, x.shape[0]
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
@@ -493,7 +493,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the weights and biases of this rank's experts for one layer."""
-        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
@@ -501,7 +501,7 @@ class ExpertKernels(HeadKernels):
         biases: list[Tensor] = []
         if operation.options["bias"]:
             biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
-        self.in_expert, self.role = previous_in_expert, previous_role
+        self.in_expert, self.role = was_in_expert, previous_role
         return expert_weights, biases
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:

@@ -188,7 +188,7 @@ class LinearKernels(RankKernels):
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer, fused with a preceding norm if there is one."""
         deferred_norm = self.waiting_norms.get(id(operation.input_values[0].storage))
-        norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
+        norm_tensors = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.uses_transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
@@ -198,7 +198,7 @@ class LinearKernels(RankKernels):
             x,
             weight,
             bias if deferred_bias is None else None,
-            norm,
+            norm_tensors,
             None if deferred_norm is None else deferred_norm[0],
         )
 

@@ -298,27 +298,27 @@ class RankKernels(Lowering):
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """Returns the parameters of the executed layers, created by a trial run that counts no memory."""
-        unmetered_run = type(self)(
+        unmetered_kernels = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
-        unmetered_run.graph.enabled = False
-        unmetered_run.include = self.include
-        unmetered_run.first_layer_index = self.first_layer_index
-        unmetered_run.run_only = self.run_only
+        unmetered_kernels.graph.enabled = False
+        unmetered_kernels.include = self.include
+        unmetered_kernels.first_layer_index = self.first_layer_index
+        unmetered_kernels.run_only = self.run_only
         entry_tensor = None
         entry_value = program.entry
         if entry_value is not None:
-            entry_tensor = unmetered_run.graph.new_tensor(
+            entry_tensor = unmetered_kernels.graph.new_tensor(
                 (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
             )
-        unmetered_run.run_rank(program, entry_tensor)
-        self.weights.update(unmetered_run.weights)
+        unmetered_kernels.run_rank(program, entry_tensor)
+        self.weights.update(unmetered_kernels.weights)
         position_tables = [
-            parameter for parameter in unmetered_run.ordered_parameters if parameter.role in TABLES
+            parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in TABLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
             *position_tables,
-            *(parameter for parameter in unmetered_run.ordered_parameters if parameter.role not in TABLES),
+            *(parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role not in TABLES),
         ]
         return self.ordered_parameters
 

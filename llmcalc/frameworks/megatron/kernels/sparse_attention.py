@@ -249,9 +249,9 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
     """Returns the mask of keys that precede each query (`build_valid_mask_from_starts_ends`)."""
-    is_after_start = aten.new_tensor((tokens, key_count), BOOL)
-    is_before_end = aten.new_tensor((tokens, key_count), BOOL)
-    return aten.new_like(is_after_start, is_before_end, dtype=BOOL)
+    after_start_mask = aten.new_tensor((tokens, key_count), BOOL)
+    before_end_mask = aten.new_tensor((tokens, key_count), BOOL)
+    return aten.new_like(after_start_mask, before_end_mask, dtype=BOOL)
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
@@ -267,9 +267,9 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
     scores = mask_future_keys(aten, scores)
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
     top_scores, top_indices = aten.new_tensor(selection_shape, FLOAT32), aten.new_tensor(selection_shape, INT64)
-    is_invalid = aten.new_tensor(selection_shape, BOOL)
+    invalid_mask = aten.new_tensor(selection_shape, BOOL)
     top_indices = aten.new_like(top_indices)
-    del top_scores, is_invalid
+    del top_scores, invalid_mask
     return scores, top_indices
 
 
@@ -433,13 +433,13 @@ def _indexer_gradients(
     del valid_keys
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
-    activated_scores, is_positive = aten.new_like(recomputed_scores), aten.new_like(recomputed_scores, dtype=BOOL)
+    activated_scores, positive_mask = aten.new_like(recomputed_scores), aten.new_like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
     weight_gradient = aten.sum(aten.new_like(logit_gradient, activated_scores), -1)
     score_gradient = aten.new_like(logit_gradient, aten.unsqueeze(head_weight, -1))
     del logit_gradient, activated_scores
-    score_gradient = aten.new_like(score_gradient, aten.to(is_positive, FLOAT32))
-    del is_positive
+    score_gradient = aten.new_like(score_gradient, aten.to(positive_mask, FLOAT32))
+    del positive_mask
     query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
     key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
     del score_gradient

@@ -295,12 +295,12 @@ class AttentionKernels(Lowering):
         q, k = aten.unsqueeze(self.token_positions(query_count), 1), aten.unsqueeze(self.token_positions(key_count), 0)
         if not causal:
             return aten.compare(aten.compare(aten.new_like(q, k)), aten.compare(aten.new_like(k, q)))
-        is_visible = aten.compare(k, q)
+        visible_mask = aten.compare(k, q)
         if window is not None:
-            is_visible = aten.compare(is_visible, aten.compare(k, aten.new_like(q)))
+            visible_mask = aten.compare(visible_mask, aten.compare(k, aten.new_like(q)))
         if chunk is not None:
-            is_visible = aten.compare(is_visible, aten.compare(aten.new_like(k), aten.new_like(q)))
-        return is_visible
+            visible_mask = aten.compare(visible_mask, aten.compare(aten.new_like(k), aten.new_like(q)))
+        return visible_mask
 
     def compute_attention(
         self,

@@ -53,14 +53,16 @@ class ElementwiseKernels(BasicKernels):
             return x
         if recorded_value.rows is ONCE or len(recorded_value.axes) == len(axes):
             return x
-        value_axes, leading_axes = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
+        value_axes, leading_axis_count = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
         missing_axes = [
-            index for index, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
+            axis_index
+            for axis_index, axis in enumerate(axes)
+            if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axes))
+            missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axis_count))
         for axis_index in missing_axes:
-            x = self.aten.unsqueeze(x, leading_axes + axis_index)
+            x = self.aten.unsqueeze(x, leading_axis_count + axis_index)
         return x
 
     def do_plus(self, operation: Step) -> None:
@@ -116,11 +118,11 @@ class ElementwiseKernels(BasicKernels):
         aten = self.aten
         beta, eps = aten.unbind(constants)
         positive_alpha, negative_alpha = aten.unbind(aten.elementwise_function("softplus", alpha))
-        is_positive = aten.compare(x)
+        positive_mask = aten.compare(x)
         squared_term = aten.mul(aten.mul(positive_alpha, x), x)
         negative_part = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
-        output = aten.where(is_positive, squared_term, negative_part)
-        del is_positive, squared_term, negative_part
+        output = aten.where(positive_mask, squared_term, negative_part)
+        del positive_mask, squared_term, negative_part
         return aten.add(output, aten.mul(beta, x))
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

@@ -34,14 +34,14 @@ class ExpertCapacityKernels(ExpertKernels):
         if capacity_factor is None:
             super().do_dispatch(operation)
             return
-        aten, local_tensors, experts = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
+        aten, local_tensors, expert_count = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
-        zero_mask = aten.new_tensor((tokens, experts), weights.dtype)
+        zero_mask = aten.new_tensor((tokens, expert_count), weights.dtype)
         weights_by_expert = aten.scatter(zero_mask, chosen_experts, weights)
         del zero_mask, weights, chosen_experts
         sent_weights, token_indices = aten.topk(
-            weights_by_expert, expert_rows(tokens, top_k, experts, capacity_factor), 0
+            weights_by_expert, expert_rows(tokens, top_k, expert_count, capacity_factor), 0
         )
         del weights_by_expert
         local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
@@ -61,13 +61,13 @@ class ExpertCapacityKernels(ExpertKernels):
             return
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
-        aten, experts, row_count = self.aten, *self.expert_row_index("weight").shape
-        x = self._expert_rows(self.tensor_of(operation.input_values[0]), experts, row_count)
+        aten, expert_count, row_count = self.aten, *self.expert_row_index("weight").shape
+        x = self._expert_rows(self.tensor_of(operation.input_values[0]), expert_count, row_count)
         output_width, input_width = element_count(operation.output_values[0].axes), x.shape[-1]
-        weight = self.weight(f"{operation.name}.weight", (experts, output_width, input_width))
+        weight = self.weight(f"{operation.name}.weight", (expert_count, output_width, input_width))
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
-            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, output_width)), 1))
+            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1))
         self.bind(operation.output_values[0], y)
 
     def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:

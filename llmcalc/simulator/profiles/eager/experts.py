@@ -62,8 +62,8 @@ class ExpertKernels(Lowering):
             if "scale" in inputs_by_name:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
             if route_options["skip"]:
-                is_skipped_expert = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.new_like(expert_indices)
+                skipped_expert_mask = aten.compare(expert_indices)
+                weights, expert_indices = aten.masked_fill(weights, skipped_expert_mask), aten.new_like(expert_indices)
         for recorded_value, x in zip(operation.output_values, (weights, expert_indices), strict=True):
             self.store_tensor(recorded_value, x)
 
@@ -193,7 +193,7 @@ class ExpertKernels(Lowering):
     # --- experts ----------------------------------------------------------------------------------------------------
 
     def do_experts(self, operation: Step) -> None:
-        aten, output, experts = self.aten, operation.output_values[0], operation.options["experts"].size
+        aten, output, expert_count = self.aten, operation.output_values[0], operation.options["experts"].size
         x = self.flat_rows(self.tensor_of(operation.input_values[0]), len(operation.input_values[0].axes))
         input_width, output_width = x.shape[1], element_count(output.axes)
         for row_width in (input_width, output_width):
@@ -206,17 +206,17 @@ class ExpertKernels(Lowering):
         linear_steps = self._linear_steps_fused_with(operation)
         if operation is not linear_steps[0]:
             return  # bound by the first of them
-        group_ends = self.group_end_indices(experts, operation.options["identities"])
+        group_ends = self.group_end_indices(expert_count, operation.options["identities"])
         if len(linear_steps) > 1:
             if self.adapters is not None and self.adapters.adapts_experts:  # one adapter stands beside the fused weight
                 weights = [
                     self.expert_weight(
-                        operation, (experts, output_width * len(linear_steps), input_width), len(linear_steps)
+                        operation, (expert_count, output_width * len(linear_steps), input_width), len(linear_steps)
                     )
                 ]
             else:
                 weights = [
-                    self.expert_slices(step, self.expert_weight(step, (experts, output_width, input_width)))
+                    self.expert_slices(step, self.expert_weight(step, (expert_count, output_width, input_width)))
                     for step in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
@@ -227,7 +227,7 @@ class ExpertKernels(Lowering):
             ):
                 self.store_tensor(linear_step.output_values[0], y)
             return
-        weight = self.expert_slices(operation, self.expert_weight(operation, (experts, output_width, input_width)))
+        weight = self.expert_slices(operation, self.expert_weight(operation, (expert_count, output_width, input_width)))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
@@ -239,7 +239,7 @@ class ExpertKernels(Lowering):
             y = aten.add(
                 y,
                 aten.index_select(
-                    self.weight(f"{operation.name}.bias", (experts, output_width)), self.expert_row_index("expert")
+                    self.weight(f"{operation.name}.bias", (expert_count, output_width)), self.expert_row_index("expert")
                 ),
             )
         self.store_tensor(output, y)

@@ -275,14 +275,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         aten = self.aten
         losses = aten.new_tensor(logits.shape[:1], logits.dtype)
-        is_not_ignored = aten.compare(labels)
+        counted_token_mask = aten.compare(labels)
         aten.new_tensor((), INT64)
         for _ in ("max", "min"):
             clamped_labels = aten.new_like(labels)
             aten.new_tensor((), INT64)
             del clamped_labels
         loss_scalar = aten.new_tensor((), logits.dtype)
-        del losses, is_not_ignored
+        del losses, counted_token_mask
         return record(self.graph, "cross_entropy", (logits,), loss_scalar, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHOSEN, cross_entropy="selective")
@@ -435,9 +435,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         logits = self.scale_and_cap(logits)
         log_probabilities = aten.log_softmax(aten.to(logits, FLOAT32))  # under autocast a cast
         loss = aten.nll_loss(log_probabilities, labels)
-        is_counted = aten.compare(labels)
+        counted_token_mask = aten.compare(labels)
         entropies = aten.sum(aten.mul(aten.exp(log_probabilities), log_probabilities))
-        aten.sum(aten.mul(aten.scale(entropies, "neg"), is_counted), 0)
+        aten.sum(aten.mul(aten.scale(entropies, "neg"), counted_token_mask), 0)
         return loss
 
     @compared(LIGER, cross_entropy="chunked")
@@ -457,7 +457,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         chunk_tokens = self.choices.loss_chunk or next_power_of_two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.new_like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
-        losses, is_not_ignored = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
+        losses, counted_token_mask = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
         with autograd_graph.no_grad():
@@ -480,7 +480,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                     logits = None
             del chunk_input, logits
             loss_scalar = aten.new_tensor((), FLOAT32)
-        del losses, is_not_ignored
+        del losses, counted_token_mask
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         gradient_flags = [tensor is not None for tensor in gradients]
 
@@ -546,7 +546,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             row_chunk, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
             row_indices = aten.new_tensor(row_shape, INT64)
-            logits = exponentials = max_logits = rescale_factor = is_label = label_indices = None
+            logits = exponentials = max_logits = rescale_factor = label_mask = label_indices = None
             for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
                 logits = self._vocabulary_logits(row_chunk, weight, bias, part_size)
                 max_logits = aten.new_tensor(row_shape, FLOAT32)
@@ -555,22 +555,22 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
                 exponential_sums = aten.add(aten.mul(exponential_sums, rescale_factor), aten.sum(exponentials))
                 row_maxima = new_maxima
-                is_label, label_indices = self._labels_in_vocabulary_part(row_count)
+                label_mask, label_indices = self._labels_in_vocabulary_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.new_like(label_logits_of_part)
                 del label_logits_of_part
             aten.add(row_maxima, aten.scale(exponential_sums, "log"))
-            del logits, exponentials, max_logits, rescale_factor, is_label, label_indices, row_indices, label_logits
+            del logits, exponentials, max_logits, rescale_factor, label_mask, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
     def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
         """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
         aten, shape = self.aten, (row_count,)
-        is_above_part, is_below_part = (aten.new_tensor(shape, BOOL) for _ in range(2))
-        is_label = aten.new_like(is_above_part)
-        del is_above_part, is_below_part
+        above_part_mask, below_part_mask = (aten.new_tensor(shape, BOOL) for _ in range(2))
+        label_mask = aten.new_like(above_part_mask)
+        del above_part_mask, below_part_mask
         label_offset = aten.new_tensor(shape, INT64)
-        return is_label, aten.new_like(label_offset)
+        return label_mask, aten.new_like(label_offset)
 
     def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
         """Computes the log-probabilities' gradients in float32, and casts the gradient of x [tokens, hidden].
@@ -587,7 +587,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
             row_chunk, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_indices = aten.new_tensor(row_shape, INT64)
-            logits = probabilities = gradient = is_label = label_indices = None
+            logits = probabilities = gradient = label_mask = label_indices = None
             for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
                 logits = self._vocabulary_logits(row_chunk, weight, bias, part_size)
                 row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
@@ -595,13 +595,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
                 gradient = aten.mul(aten.unsqueeze(negated_gradients, 1), probabilities)
                 del negated_gradients
-                is_label, label_indices = self._labels_in_vocabulary_part(row_count)
+                label_mask, label_indices = self._labels_in_vocabulary_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
                     aten.product(aten.transpose(gradient, 0, 1), aten.to(row_chunk, FLOAT32))
                 if bias_gradient is not None:
                     aten.new_tensor((part_size,), FLOAT32)
-            del logits, probabilities, gradient, is_label, label_indices, row_indices
+            del logits, probabilities, gradient, label_mask, label_indices, row_indices
         rounded_gradient = aten.to(input_gradient, x.dtype)
         if weight_gradient is not None:
             aten.to(weight_gradient, weight.dtype)

@@ -175,12 +175,14 @@ class FusedAttention(AttentionKernels):
         bias = (
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
-        mask_trained = bias is not None and is_recorded(self.graph, (bias,))
+        is_mask_trained = bias is not None and is_recorded(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
-        sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
+        sdpa_call = SdpaCall(
+            dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, is_mask_trained
+        )
         backend = sdpa_backend(kernel_choices.compute_capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
@@ -269,7 +271,7 @@ class FusedAttention(AttentionKernels):
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         layouts = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
-        workspace = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
+        workspace_bytes = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
@@ -284,7 +286,7 @@ class FusedAttention(AttentionKernels):
                 float_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
-                autograd_graph.new_tensor((workspace,), UINT8)
+                autograd_graph.new_tensor((workspace_bytes,), UINT8)
             return outputs
 
         inputs = (q, k, v, *trained_masks)
@@ -405,8 +407,8 @@ class FusedAttention(AttentionKernels):
     def _float_mask(self, query_count: Any, key_count: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         aten = self.aten
-        is_visible = aten.new_like(aten.new_tensor((query_count, key_count), BOOL))
+        visible_mask = aten.new_like(aten.new_tensor((query_count, key_count), BOOL))
         zero_scalar, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
         mask = aten.new_tensor((query_count, key_count), FLOAT32)
-        del is_visible, zero_scalar, minus_infinity
+        del visible_mask, zero_scalar, minus_infinity
         return mask

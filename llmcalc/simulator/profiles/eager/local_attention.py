@@ -112,11 +112,11 @@ class LocalAttentionKernels(PositionKernels):
         key_positions = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block_rows,), INT64)
         block_positions = aten.slice(window_positions, block_rows)
-        is_in_radius = aten.compare(
+        radius_mask = aten.compare(
             aten.new_like(aten.new_like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
         )
-        neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(key_positions, 0)), 1))
-        del is_in_radius
+        neighbour_mask = aten.compare(radius_mask, aten.unsqueeze(aten.compare(aten.select(key_positions, 0)), 1))
+        del radius_mask
         mask, bias = aten.unsqueeze(neighbour_mask, 1), None
         if bias_tables:
             bias = aten.unsqueeze(

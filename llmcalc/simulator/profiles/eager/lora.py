@@ -162,10 +162,10 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
-        joined_layer = self._joined_layer_name(operation)
-        if joined_layer:
+        joined_layer_name = self._joined_layer_name(operation)
+        if joined_layer_name:
             joined_steps = self._linear_layers_of_input(
-                operation, lambda step: self._joined_layer_name(step) == joined_layer
+                operation, lambda step: self._joined_layer_name(step) == joined_layer_name
             )
             return joined_steps if len(joined_steps) > 1 else []
         is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
@@ -273,9 +273,9 @@ class LoraKernels(FakeQuantizationKernels):
                 x, fused_product, [operation.output_values[0].width for operation in adapted_steps]
             )
         if len(adapted_steps) < len(operations):
-            layer_names = ", ".join(operation.name for operation in operations)
+            names_text = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
-                f"one product has one adapter; expected all of {layer_names} in --lora-targets, or none"
+                f"one product has one adapter; expected all of {names_text} in --lora-targets, or none"
             )
         return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, fused_product, weight, bias)
 
@@ -485,9 +485,9 @@ class LoraKernels(FakeQuantizationKernels):
         float16_input = aten.to(x.detached(), FLOAT16)
         row_scales, codes = aten.new_tensor((row_count,), FLOAT32), aten.new_tensor((row_count, column_count), UINT8)
         magnitudes = aten.new_like(float16_input)
-        is_outlier = aten.new_tensor((row_count, column_count), BOOL)
+        outlier_mask = aten.new_tensor((row_count, column_count), BOOL)
         del magnitudes
-        del is_outlier, float16_input
+        del outlier_mask, float16_input
         int32_products = aten.new_tensor((row_count, output_width), INT32)
         decoded_product = aten.new_tensor((row_count, output_width), FLOAT16)
         output = decoded_product if dtype is FLOAT16 else aten.new_tensor((row_count, output_width), dtype)

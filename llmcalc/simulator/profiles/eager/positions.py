@@ -159,8 +159,8 @@ class PositionKernels(AttentionVariantKernels):
         bin_indices = aten.new_like(
             aten.new_like(aten.new_like(aten.new_like(aten.new_like(aten.new_like(log_bins)))), dtype=INT64)
         )
-        is_near_distance = aten.compare(aten.new_like(distances))
-        return aten.new_like(is_near_distance, distances, aten.new_like(bin_indices, aten.new_like(distances)))
+        near_distance_mask = aten.compare(aten.new_like(distances))
+        return aten.new_like(near_distance_mask, distances, aten.new_like(bin_indices, aten.new_like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
         aten, (scores, distance_indices) = self.aten, map(self.tensor_of, operation.input_values)

@@ -139,11 +139,11 @@ def _read_section(
     )
     wrapper_config = Config(root_config, section.wrapper_defaults, root_model_type, aliases=root_aliases)
     tower_tables = section.read_tower(wrapper_config, config, text_hidden_size)
-    for tower, tower_fields in tower_tables.items():
+    for tower_name, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)
         except ValidationError as error:
-            raise InputError(f"{section_name}: {tower}: {_innermost_message(error)}") from None
+            raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
     config.finish(IGNORED | section.ignored_fields)
     return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown_fields])]
 

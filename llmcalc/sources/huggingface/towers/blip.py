@@ -13,10 +13,10 @@ from .granite import QFORMER, qformer
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 
-def _image_encoder(config: Config, qkv_bias: bool = True) -> Table:
+def _image_encoder(config: Config, has_qkv_bias: bool = True) -> Table:
     """Returns the encoder of images of all BLIP's classes: a vision transformer with a class vector."""
     norm = layernorm(config.number("layer_norm_eps"))
-    attention = self_attention(config, o_bias=True, **biases(qkv_bias, *QKV))
+    attention = self_attention(config, o_bias=True, **biases(has_qkv_bias, *QKV))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return vision_transformer(
         config,

@@ -125,7 +125,8 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         "full": {"type": "attention", **attention},
     }
     default_layer_kinds = [
-        "conv" if layer < 2 or layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))
+        "conv" if layer_index < 2 or layer_index % 2 else "full"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_layer_kinds)
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}

@@ -92,7 +92,7 @@ def _window_stack(config: Config) -> Table:
     full_blocks, depth = config.get("fullatt_block_indexes"), config.integer("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
-    layer_kinds = ["block" if layer in full_blocks else "windowed" for layer in range(depth)]
+    layer_kinds = ["block" if layer_index in full_blocks else "windowed" for layer_index in range(depth)]
     if "windowed" not in layer_kinds:
         return {}
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
@@ -157,11 +157,13 @@ def _is_layer_index(layer_index: Any, depth: int) -> bool:
 
 def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    for field, published_name in KIMI_NAMES.items():
-        stated_value = config.data.get(field)
+    for field_name, published_name in KIMI_NAMES.items():
+        stated_value = config.data.get(field_name)
         is_stated_twice = stated_value is not None and published_name in config.data
         if is_stated_twice and config.data[published_name] != stated_value:
-            raise config.error(published_name, config.data[published_name], f"{stated_value}, as {field} says, or none")
+            raise config.error(
+                published_name, config.data[published_name], f"{stated_value}, as {field_name} says, or none"
+            )
     config.require_if_present("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.integer("hidden_size"))
     position_rows = config.integer("pos_emb_height") * config.integer("pos_emb_width")

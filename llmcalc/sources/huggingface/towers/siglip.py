@@ -122,16 +122,16 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
-def _side_of_square(config: Config, field: str) -> int:
+def _side_of_square(config: Config, field_name: str) -> int:
     """Returns the side of a square from a list of two equal sides."""
-    side_lengths = config.get(field)
+    side_lengths = config.get(field_name)
     if (
         not isinstance(side_lengths, list | tuple)
         or len(side_lengths) != 2
         or side_lengths[0] != side_lengths[1]
         or type(side_lengths[0]) is not int
     ):
-        raise config.error(field, side_lengths, "two equal whole numbers")
+        raise config.error(field_name, side_lengths, "two equal whole numbers")
     return side_lengths[0]
 
 
@@ -304,7 +304,7 @@ SO400M: Table = {
 }
 """The encoder that several classes build if their config describes none."""
 
-VIDEO_LLAMA: Table = {field: size for field, size in COMMON.items() if field != "vision_use_head"}
+VIDEO_LLAMA: Table = {field_name: size for field_name, size in COMMON.items() if field_name != "vision_use_head"}
 PADDLEOCR: Table = {
     **VIDEO_LLAMA,
     "hidden_size": 1152,

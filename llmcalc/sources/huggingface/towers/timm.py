@@ -57,10 +57,10 @@ def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) ->
     encoder_names, image_sizes = root_config.get("timm_model_ids"), root_config.get("image_sizes")
     is_fused = root_config.flag("use_fused_vision_backbone")
     encoder_count = 2 if is_fused else 1
-    for field, listed_entries in (("timm_model_ids", encoder_names), ("image_sizes", image_sizes)):
+    for field_name, listed_entries in (("timm_model_ids", encoder_names), ("image_sizes", image_sizes)):
         if not isinstance(listed_entries, list | tuple) or len(listed_entries) != encoder_count:
             raise root_config.error(
-                field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
+                field_name, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
     encoder_tables = [
         _timm_encoder(root_config, *encoder_and_size)

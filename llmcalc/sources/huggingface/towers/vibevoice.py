@@ -41,12 +41,14 @@ def _tokenizer_reader(encoder_name: str) -> Reader:
     return read
 
 
-def _audio_connector(tokenizer: str, config: Config, text_hidden_size: int) -> Table:
+def _audio_connector(tokenizer_name: str, config: Config, text_hidden_size: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
     linear_layer = (text_hidden_size, True, "identity")
     return {
-        f"{tokenizer}_audio_projector": projector(config.integer("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-        f"{tokenizer}_audio_projection": projector(text_hidden_size, linear_layer),
+        f"{tokenizer_name}_audio_projector": projector(
+            config.integer("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)
+        ),
+        f"{tokenizer_name}_audio_projection": projector(text_hidden_size, linear_layer),
     }
 
 

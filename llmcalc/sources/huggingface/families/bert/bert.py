@@ -127,8 +127,8 @@ def _read_albert(config: Config) -> Table:
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if group_count * layers_per_group > 1:
         layer_kinds = [
-            f"group{int(layer / (depth / group_count))}_{group_layer}"
-            for layer in range(depth)
+            f"group{int(layer_index / (depth / group_count))}_{group_layer}"
+            for layer_index in range(depth)
             for group_layer in range(layers_per_group)
         ]
         distinct_kinds = list(dict.fromkeys(layer_kinds))

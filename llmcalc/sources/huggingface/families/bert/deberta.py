@@ -152,8 +152,8 @@ def _position_terms(config_values: ConfigValues) -> list[str]:
     return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 
 
-def _side_convolution_field(field: str) -> Value:
-    return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field)
+def _side_convolution_field(field_name: str) -> Value:
+    return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field_name)
 
 
 DEBERTA_WRITES: Writes = {

@@ -36,7 +36,10 @@ FAMILIES = {
         _read_dpr,
         {"tie_word_embeddings": True},
         OLD,
-        modules={**module_names("bert"), **{node: f"bert_model.{module_names('bert')[node]}" for node in OUTSIDE}},
+        modules={
+            **module_names("bert"),
+            **{node_name: f"bert_model.{module_names('bert')[node_name]}" for node_name in OUTSIDE},
+        },
         quirks=Quirks(makes_mask=EVERY),
         dropout_fields=BERT_DROPOUT,
     )

@@ -93,7 +93,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if layer % global_period else "full" for layer in range(depth)],
+        ["sliding" if layer_index % global_period else "full" for layer_index in range(depth)],
     )
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)  # the class reads no head_dim

@@ -21,18 +21,18 @@ def _read_neomme(config: Config) -> Table:
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     default_layer_kinds = [
-        "full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)
+        "full" if (layer_index + 1) % 6 == 0 or layer_index == depth - 1 else "sliding" for layer_index in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if "full" not in layer_kinds:
         raise config.field_error("layer_types", "at least one full_attention")
-    full_layers = [layer for layer, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
+    full_layers = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
     position_by_kind = {
         "full": _rotary_positions(config, "full", 0.25, 1e6),
         "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
     }
     layers: list[tuple[str, Table]] = []
-    for layer, (layer_kind, window_distance) in enumerate(
+    for layer_index, (layer_kind, window_distance) in enumerate(
         zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
     ):
         mixer: Table = {"position": position_by_kind[layer_kind]}
@@ -40,7 +40,7 @@ def _read_neomme(config: Config) -> Table:
         if window_distance is not None:
             layer_variant = f"sliding_{window_distance}"
             mixer["sliding_window"] = 2 * window_distance + 1
-        elif layer in (full_layers[0], full_layers[-1]):
+        elif layer_index in (full_layers[0], full_layers[-1]):
             layer_variant, mixer["adds_embeddings"] = "full_with_embeddings", True
         layers.append((layer_variant, {"attention": mixer}))
     attention = {
@@ -103,12 +103,12 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         raise config.error("per_layer_config", layer_configs, "the sliding_window of some layers")
     window_distances: list[int | None] = []
     sliding_count = 0
-    for layer, layer_kind in enumerate(layer_kinds):
+    for layer_index, layer_kind in enumerate(layer_kinds):
         is_long = layer_kind == "sliding" and sliding_count % 2 == 1
         default_distance = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
         sliding_count += layer_kind == "sliding"
         window_distance = (
-            layer_configs[layer].get("sliding_window", short_distance) if has_layer_table else default_distance
+            layer_configs[layer_index].get("sliding_window", short_distance) if has_layer_table else default_distance
         )
         if (window_distance is None) != (layer_kind == "full") or (
             window_distance is not None and not (is_json_integer(window_distance) and window_distance > 0)

@@ -79,16 +79,16 @@ NO_KERNEL = Deviation(
 )
 
 
-def _bert_with_convolution(config: Config, field: str) -> Table:
-    """Reads BERT without a pooler and with a convolution of the values. field: the config field of the kernel size.
+def _bert_with_convolution(config: Config, field_name: str) -> Table:
+    """Reads BERT without a pooler and with a convolution of the values. field_name: the kernel size's config field.
 
     A question-answering head has two scores, whatever the number of labels.
     """
     block = bert_block(config)
-    kernel_size = config.optional_integer(field)
+    kernel_size = config.optional_integer(field_name)
     if kernel_size is not None:
         if kernel_size % 2 == 0:
-            raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
+            raise config.error(field_name, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
     position_rows = config.integer("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
@@ -97,8 +97,8 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
     return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
 
 
-def _kernel_writer(field: str) -> Writes:
-    return {field: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
+def _kernel_writer(field_name: str) -> Writes:
+    return {field_name: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
 def _mra_blocks_per_row(config_values: ConfigValues) -> int:

@@ -26,7 +26,8 @@ def _read_perceiver(config: Config) -> Table:
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
         head_sizes = {
-            field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()
+            field_name: config.quotient(heads_field, channels, heads)
+            for field_name, channels in embedding_fields.items()
         }
         return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
 
@@ -94,7 +95,7 @@ def _layers_of_every_block(config: Config) -> Table:
         return {"num_hidden_layers": layer_count}
     if layer_count == 1:
         return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
-    layer_kinds = [f"layer{layer}" for layer in range(layer_count)]
+    layer_kinds = [f"layer{layer_index}" for layer_index in range(layer_count)]
     return {
         "num_hidden_layers": layer_count * block_count,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},

@@ -40,7 +40,7 @@ def _read_unlimited_ocr_text(config: Config) -> Table:
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
-    default_layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    default_layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds))
 
 

@@ -42,7 +42,7 @@ def _read_deepseek_v4(config: Config) -> Table:
     position: Table = full_rope(config)
     mixer: Table = {
         "type": "compressed",
-        **{field: config.integer(field) for field in attention_fields},
+        **{field_name: config.integer(field_name) for field_name in attention_fields},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
         "position": position,
@@ -117,7 +117,9 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the prediction module's.
     """
-    default_layer_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
+    default_layer_kinds = [
+        "heavy" if layer_index < 2 or layer_index % 2 == 0 else "sparse" for layer_index in range(depth)
+    ]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
@@ -133,7 +135,7 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
         config,
         "mlp_layer_types",
         {"hash_moe": "hash", "moe": "moe"},
-        ["hash" if layer < hash_layer_count else "moe" for layer in range(depth)],
+        ["hash" if layer_index < hash_layer_count else "moe" for layer_index in range(depth)],
     )
 
 

@@ -60,7 +60,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
     default_layer_kinds = [
-        full_kind if not has_windows or layer < 2 or layer % 4 == 1 else "sliding" for layer in range(depth)
+        full_kind if not has_windows or layer_index < 2 or layer_index % 4 == 1 else "sliding"
+        for layer_index in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
@@ -76,10 +77,12 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
     layer_has_experts = [
-        bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
+        bool(expert_flags[layer_index]) if expert_flags is not None else layer_index % expert_period == 0
+        for layer_index in range(depth)
     ]
     default_layer_kinds = [
-        "moe" if layer >= first_expert_layer and layer_has_experts[layer] else "dense" for layer in range(depth)
+        "moe" if layer_index >= first_expert_layer and layer_has_experts[layer_index] else "dense"
+        for layer_index in range(depth)
     ]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 
@@ -96,10 +99,16 @@ def _window_sizes(config: Config) -> Table:
         first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
         window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {
-            field: window_config.integer(field) if window_config.has(field) else config.integer(field)
-            for field in LATENT_SIZES
+            field_name: window_config.integer(field_name)
+            if window_config.has(field_name)
+            else config.integer(field_name)
+            for field_name in LATENT_SIZES
         }
-    latent_sizes = {field: config.integer(f"swa_{field}") for field in LATENT_SIZES if field != "qk_rope_head_dim"}
+    latent_sizes = {
+        field_name: config.integer(f"swa_{field_name}")
+        for field_name in LATENT_SIZES
+        if field_name != "qk_rope_head_dim"
+    }
     rotary_dim = config.optional_integer("swa_qk_rope_head_dim")
     if rotary_dim is None:
         rotary_dim = config.integer("swa_head_dim") - latent_sizes["qk_nope_head_dim"]

@@ -61,7 +61,8 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
         default_layer_kinds = [
-            "shared" if max(layer - indexer_offset + 1, 0) % indexer_period else "full" for layer in range(depth)
+            "shared" if max(layer_index - indexer_offset + 1, 0) % indexer_period else "full"
+            for layer_index in range(depth)
         ]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
 
@@ -95,7 +96,8 @@ def _read_axk2(config: Config) -> Table:
         else (0, 1)
     )
     default_layer_kinds = [
-        "moe" if layer >= first_expert_layer and layer % expert_period == 0 else "dense" for layer in range(depth)
+        "moe" if layer_index >= first_expert_layer and layer_index % expert_period == 0 else "dense"
+        for layer_index in range(depth)
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID)

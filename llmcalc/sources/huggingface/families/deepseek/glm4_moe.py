@@ -48,7 +48,7 @@ def _read_dots1(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)],
+        ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)],
     )
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {

@@ -128,7 +128,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default_layer_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["indexed" if layer_index % 4 == 3 else "linear" for layer_index in range(depth)]
     layer_indexers = indexer_kinds(config, depth)
     mixer_kinds = [
         indexer_kind if mixer_kind == "indexed" else mixer_kind
@@ -136,11 +136,11 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
             listed_kinds(config, "layer_types", MIXERS, default_layer_kinds), layer_indexers, strict=True
         )
     ]
-    for layer, mixer_kind in enumerate(mixer_kinds):
-        if mixer_kind == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
+    for layer_index, mixer_kind in enumerate(mixer_kinds):
+        if mixer_kind == "shared" and (layer_index == 0 or mixer_kinds[layer_index - 1] != "full"):
             raise config.field_error(
                 "indexer_types",
-                f"full for layer {layer}: the layer below it selects no tokens, whose selection it could use",
+                f"full for layer {layer_index}: the layer below it selects no tokens, whose selection it could use",
             )
     return mixer_kinds
 
@@ -194,13 +194,17 @@ FAMILIES = {
             **{f"ffn_hc.{name}": f"hc_ffn_{name}" for name in ("fn", "base", "scale")},
         },
         modules={
-            **{node.replace("linear_attn.", "self_attn."): path for node, path in KDA_MODULES.items() if "." in node},
+            **{
+                node_name.replace("linear_attn.", "self_attn."): path
+                for node_name, path in KDA_MODULES.items()
+                if "." in node_name
+            },
             "self_attn.norm": "o_norm",
             **DSA_MODULES,
             **{
-                node: module
-                for node, module in module_names("hyperclovax").items()
-                if not node.startswith("hyper_streams")
+                node_name: module_name
+                for node_name, module_name in module_names("hyperclovax").items()
+                if not node_name.startswith("hyper_streams")
             },
             "indexer.gate_proj": "index_kpool_compress_gate",
             "indexer.position_bias": "index_kpool_compress_ape",

@@ -35,7 +35,7 @@ def read_hy_v4(config: Config) -> Table:
         config,
         "indexer_types",
         {"full": "full", "shared": "shared"},
-        ["shared" if layer and (layer - 1) % 4 else "full" for layer in range(depth)],
+        ["shared" if layer_index and (layer_index - 1) % 4 else "full" for layer_index in range(depth)],
     )
     check_first_indexer(config, layer_indexers)
     ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID)

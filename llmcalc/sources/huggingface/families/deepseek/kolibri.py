@@ -49,12 +49,19 @@ def _read_kolibri1(config: Config) -> Table:
 def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
-        config.data = {field: field_value for field, field_value in config.data.items() if field != "mlp_only_layers"}
+        config.data = {
+            field_name: field_value
+            for field_name, field_value in config.data.items()
+            if field_name != "mlp_only_layers"
+        }
     attention_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if layer < 2 or layer % 4 == 1 or layer == depth - 1 else "sliding" for layer in range(depth)],
+        [
+            "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
+            for layer_index in range(depth)
+        ],
     )
     layer_windows = (
         attention_kinds,

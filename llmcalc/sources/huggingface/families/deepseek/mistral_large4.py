@@ -61,7 +61,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
     """Returns for each layer `rope`, or `nope` for a layer without positions."""
     nope_interval = config.integer("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
-        return ["rope" if (layer + 1) % nope_interval else "nope" for layer in range(depth)]
+        return ["rope" if (layer_index + 1) % nope_interval else "nope" for layer_index in range(depth)]
     position_flags = config.integers("no_rope_layers")
     if len(position_flags) < depth:
         raise config.error("no_rope_layers", position_flags, f"{depth} numbers, 1 for a layer with RoPE")
@@ -75,22 +75,25 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     source_layers = config.integers("kv_source_layers")
     expected_text = f"{len(position_kinds)} indices of layers, each its own or that of a lower layer that has its own"
     if len(source_layers) != len(position_kinds) or any(
-        source_layer > layer or source_layers[source_layer] != source_layer
-        for layer, source_layer in enumerate(source_layers)
+        source_layer > layer_index or source_layers[source_layer] != source_layer
+        for layer_index, source_layer in enumerate(source_layers)
     ):
         raise config.error("kv_source_layers", source_layers, expected_text)
     latent_sources = [source_layer for source_layer in {*source_layers} if source_layers.count(source_layer) > 1]
-    for layer, source_layer in enumerate(source_layers):
-        if source_layer != layer and not any(
-            earlier_layer < layer and position_kinds[earlier_layer] == position_kinds[layer]
+    for layer_index, source_layer in enumerate(source_layers):
+        if source_layer != layer_index and not any(
+            earlier_layer < layer_index and position_kinds[earlier_layer] == position_kinds[layer_index]
             for earlier_layer in latent_sources
         ):
             raise config.error(
                 "kv_source_layers",
                 source_layers,
-                f"{expected_text}, and with RoPE as layer {layer} has it or not",
+                f"{expected_text}, and with RoPE as layer {layer_index} has it or not",
             )
-    return ["computed" if source_layer == layer else "shared" for layer, source_layer in enumerate(source_layers)]
+    return [
+        "computed" if source_layer == layer_index else "shared"
+        for layer_index, source_layer in enumerate(source_layers)
+    ]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
@@ -102,9 +105,9 @@ def _latent_source_layers(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the layer whose latents it reads."""
     source_by_nope: dict[bool, int] = {}
     source_layers = []
-    for layer, mixer in enumerate(config_values.mixers):
+    for layer_index, mixer in enumerate(config_values.mixers):
         if not mixer.kv_shared:
-            source_by_nope[mixer.mla_use_nope] = layer
+            source_by_nope[mixer.mla_use_nope] = layer_index
         source_layers.append(source_by_nope[mixer.mla_use_nope])
     return source_layers
 

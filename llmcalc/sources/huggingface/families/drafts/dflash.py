@@ -117,11 +117,13 @@ def _layer_ffn(config: Config) -> Table:
     config.require("moe_router_center", None, "none")
     config.fields_read.add("intermediate_size")
     moe_preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
-    stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
+    stated_fields = {field_name: config.get(field_name) for field_name in EXPERT_FIELDS if config.has(field_name)}
     moe_config = Config({**moe_preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.integer("moe_intermediate_size")
     clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
-    router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
+    router: Table = {
+        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORES}, "scoring_func")
+    }
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None

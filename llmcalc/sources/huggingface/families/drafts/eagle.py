@@ -180,7 +180,11 @@ def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
     return {
         **EAGLE3,
-        **{field: default_value for field, default_value in class_defaults(model_type).items() if field in fields},
+        **{
+            field_name: default_value
+            for field_name, default_value in class_defaults(model_type).items()
+            if field_name in fields
+        },
     }
 
 

@@ -91,7 +91,9 @@ def _read_laguna(config: Config) -> Table:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
-    layer_kinds = [f"{kind}{count}" if heads_vary else kind for kind, count in zip(attention_kinds, heads, strict=True)]
+    layer_kinds = [
+        f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(attention_kinds, heads, strict=True)
+    ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
         variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}

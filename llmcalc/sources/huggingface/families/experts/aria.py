@@ -19,11 +19,11 @@ def _pre_norm(config: Config, feed_forward: Table) -> Table:
 def _read_aria(config: Config) -> Table:
     """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias apply to shared experts."""
     is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
-    field = (
+    field_name = (
         "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     )
     config.fields_read.add("intermediate_size")
-    ffn_width, shared_expert_count = config.integer(field), config.integer("moe_num_shared_experts")
+    ffn_width, shared_expert_count = config.integer(field_name), config.integer("moe_num_shared_experts")
     expert = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
         config,
@@ -96,7 +96,7 @@ FAMILIES = {
         None,
         text_type="emu3_text_model",
         tower_file="emu",
-        modules={f"towers.{node}": module for node, module in TOKENIZER_MODULES.items()},
+        modules={f"towers.{node_name}": module_name for node_name, module_name in TOKENIZER_MODULES.items()},
     ),
     "aria_text": Family(
         _read_aria,

@@ -86,17 +86,20 @@ def _ffn_widths(config: Config) -> tuple[int, int]:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
-    local_layers = {layer for layer in range(depth) if (layer + 1) % 6}
+    local_layers = {layer_index for layer_index in range(depth) if (layer_index + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.integers("local_layer_ids"))
-    default_layer_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if layer_index in local_layers else "full" for layer_index in range(depth)]
     return listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
 
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
     return listed_kinds(
-        config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if layer < dense_count else "moe" for layer in range(depth)]
+        config,
+        "mlp_layer_types",
+        DENSE_OR_MOE,
+        ["dense" if layer_index < dense_count else "moe" for layer_index in range(depth)],
     )
 
 

@@ -46,10 +46,10 @@ def _read_inkling2_text(config: Config) -> Table:
         "full": {},
         "sliding": {"attention": sliding_attention, "separate_inputs": False},
     }
-    default_layer_kinds = ["sliding" if (layer + 1) % 6 else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if (layer_index + 1) % 6 else "full" for layer_index in range(depth)]
     block_size, layers = config.integer("n_layers_per_attn_res_block"), []
-    for layer, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_layer_kinds)):
-        finished_blocks, starts_block = ceil_div(layer, block_size), layer % block_size == 0
+    for layer_index, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_layer_kinds)):
+        finished_blocks, starts_block = ceil_div(layer_index, block_size), layer_index % block_size == 0
         residual_fields = {
             "attention_blocks": finished_blocks,
             "feed_forward_blocks": finished_blocks + starts_block,
@@ -73,7 +73,9 @@ def _read_inkling2_text(config: Config) -> Table:
 
 def _block_size(config_values: ConfigValues) -> int:
     """Returns the number of layers per block: all layers of the model if there is a single block."""
-    block_starts = [index for index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
+    block_starts = [
+        layer_index for layer_index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)
+    ]
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 

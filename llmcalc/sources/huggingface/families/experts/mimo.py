@@ -74,10 +74,10 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if layer > 0 and (layer + 1) % 6 else "full" for layer in range(depth)],
+        ["sliding" if layer_index > 0 and (layer_index + 1) % 6 else "full" for layer_index in range(depth)],
     )
     ffn_kinds = listed_kinds(
-        config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if layer else "dense" for layer in range(depth)]
+        config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if layer_index else "dense" for layer_index in range(depth)]
     )
     _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
@@ -87,12 +87,12 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, ffn))
 
 
-def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
+def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
-    if config.has(field) and config.integers(field) != [int(layer == layer_kind) for layer in layers]:
-        layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
+    if config.has(field_name) and config.integers(field_name) != [int(layer == layer_kind) for layer in layers]:
+        layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         raise config.field_error(
-            field, f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
+            field_name, f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
         )
 
 

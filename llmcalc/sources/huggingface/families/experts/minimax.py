@@ -13,7 +13,9 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_layer_kinds = ["linear" if layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))]
+    default_layer_kinds = [
+        "linear" if layer_index % 2 else "full" for layer_index in range(config.integer("num_hidden_layers"))
+    ]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_layer_kinds), rope(config))
 

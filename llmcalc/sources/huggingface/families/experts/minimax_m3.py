@@ -115,11 +115,11 @@ def _swiglu(config: Config, width_field: str) -> Table:
     return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
-def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
+def _names_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Returns a name for each layer, from a config list with 0 or 1 per layer."""
-    layer_flags = config.integers(field)
+    layer_flags = config.integers(field_name)
     if len(layer_flags) != depth:
-        raise config.error(field, layer_flags, f"{depth} times 0 or 1")
+        raise config.error(field_name, layer_flags, f"{depth} times 0 or 1")
     return [name_if_one if layer_flag else name_if_zero for layer_flag in layer_flags]
 
 
@@ -128,8 +128,8 @@ def _attention_kinds(config_values: ConfigValues) -> list[str]:
     return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
 
 
-def _indexer_field(field: str) -> Value:
-    return lambda config_values: getattr(config_values.first_value("block_indexer"), field)
+def _indexer_field(field_name: str) -> Value:
+    return lambda config_values: getattr(config_values.first_value("block_indexer"), field_name)
 
 
 OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
@@ -165,7 +165,7 @@ FAMILIES = {
             "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "dense_intermediate_size": lambda s: s.dense_network.intermediate_size,
-            **{field: _indexer_field(field) for field in OF_THE_INDEXER},
+            **{field_name: _indexer_field(field_name) for field_name in OF_THE_INDEXER},
         },
         modules=HALVES_MODULES,
         earlier_names={

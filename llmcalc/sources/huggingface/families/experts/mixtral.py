@@ -55,8 +55,8 @@ def _read_qwen2_moe(config: Config) -> Table:
         "layer_types",
         FULL_OR_SLIDING,
         [
-            "sliding" if uses_window and layer < first_sliding_layer and layer % 2 == 0 else "full"
-            for layer in range(depth)
+            "sliding" if uses_window and layer_index < first_sliding_layer and layer_index % 2 == 0 else "full"
+            for layer_index in range(depth)
         ],
     )
     # The class writes a window of 0 into a config without `use_sliding_window`.
@@ -105,8 +105,8 @@ def qwen_moe_decoder(
     expert_interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     layer_kinds = [
-        "moe" if experts and layer not in dense_layers and (layer + 1) % expert_interval == 0 else "dense"
-        for layer in range(depth)
+        "moe" if experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0 else "dense"
+        for layer_index in range(depth)
     ]
     if "moe" in layer_kinds:
         expert_ffn = moe(

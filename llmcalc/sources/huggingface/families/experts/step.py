@@ -65,7 +65,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network: experts in the layers of `moe_layers_enum`, by default from layer 3 on."""
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
-        return ["dense" if layer < 3 else "moe" for layer in range(depth)]
+        return ["dense" if layer_index < 3 else "moe" for layer_index in range(depth)]
     index_texts = listed_indices
     if isinstance(listed_indices, str):
         index_texts = [index_text for index_text in listed_indices.split(",") if index_text.strip()]
@@ -74,7 +74,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     ):
         raise config.error("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
     expert_layers = {int(index_text) for index_text in index_texts}
-    return ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
+    return ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
 
 
 def _sliding_attention_heads(config: Config) -> int:

@@ -53,7 +53,7 @@ def _read_zaya(config: Config) -> Table:
         config.integer("num_experts"), 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router
     )
     block = layer_table(mixer, experts, norm, residual_scale=True)
-    place_kinds = ["first" if layer == 0 else "further" for layer in range(depth)]
+    place_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},

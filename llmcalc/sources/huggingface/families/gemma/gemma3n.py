@@ -54,13 +54,13 @@ def _read_gemma3n(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layer_count)
     layers: list[tuple[str, Table]] = []
-    for layer, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
+    for layer_index, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local_rope: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"
             else {}
         )
-        reuses_keys = shared_layer_count > 0 and layer >= depth - shared_layer_count
+        reuses_keys = shared_layer_count > 0 and layer_index >= depth - shared_layer_count
         mixer = {**local_rope, "kv_shared": True} if reuses_keys else local_rope
         layers.append(
             (

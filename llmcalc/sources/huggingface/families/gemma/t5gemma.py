@@ -43,7 +43,9 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
     block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
-        block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
+        block["cross_attention"] = {
+            field_name: field_value for field_name, field_value in mixer.items() if field_name != "position"
+        }
     depth = stack_config.integer("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
@@ -215,7 +217,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    field_values = {field: stack_values.usual_value(field) for field in stack_fields}
+    field_values = {field_name: stack_values.usual_value(field_name) for field_name in stack_fields}
     mixer, context_length = stack_values.find_part(Attention), config_values.spec.max_position_embeddings
     field_values |= {
         "hidden_activation": stack_values.usual_value("hidden_act"),

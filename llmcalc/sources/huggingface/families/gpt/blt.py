@@ -17,15 +17,15 @@ def _read_blt(config: Config) -> Table:
         config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
     hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
-    for stack_config, field, expected_value in (
+    for stack_config, field_name, expected_value in (
         (local_decoder, "hidden_size", hidden),
         (local_decoder, "hidden_size_global", global_config.integer("hidden_size")),
         (local_decoder, "cross_attn_k", vectors_per_patch),
         (local_encoder, "cross_attn_k", vectors_per_patch),
     ):
-        if stack_config.integer(field) != expected_value:
+        if stack_config.integer(field_name) != expected_value:
             raise stack_config.error(
-                field, stack_config.integer(field), f"{expected_value}, as the parts around it have"
+                field_name, stack_config.integer(field_name), f"{expected_value}, as the parts around it have"
             )
     if local_encoder.flag("cross_attn_all_layers") and local_encoder.integer("num_hidden_layers") > 1:
         raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
@@ -103,7 +103,9 @@ def _llama_layers(config: Config, attention_fields: Table | None = None) -> Tabl
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {field: field_value for field, field_value in attention(config).items() if field != "position"}
+    mixer = {
+        field_name: field_value for field_name, field_value in attention(config).items() if field_name != "position"
+    }
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 

@@ -133,9 +133,11 @@ def _read_cohere_compass(config: Config) -> Table:
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
     layer_configs: Table = {"full": {}, "sliding": {"sliding_window": window}}
-    for field, layer_kind in FULL_OR_SLIDING.items():
+    for field_name, layer_kind in FULL_OR_SLIDING.items():
         layer_configs[layer_kind]["position"] = (
-            "none" if field in rope_tables and rope_tables[field] is None else rope(config, layer_kind=field)
+            "none"
+            if field_name in rope_tables and rope_tables[field_name] is None
+            else rope(config, layer_kind=field_name)
         )
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")

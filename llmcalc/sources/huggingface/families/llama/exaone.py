@@ -35,9 +35,9 @@ def _attention_kinds(config: Config) -> list[str]:
     if config.optional_integer("sliding_window") is None or kind_pattern in (None, 0):
         return ["full"] * depth
     if isinstance(kind_pattern, str) and kind_pattern and set(kind_pattern) <= set(PATTERN_LETTERS):
-        return [PATTERN_LETTERS[kind_pattern[layer % len(kind_pattern)]] for layer in range(depth)]
+        return [PATTERN_LETTERS[kind_pattern[layer_index % len(kind_pattern)]] for layer_index in range(depth)]
     full_period = config.integer("sliding_window_pattern")
-    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
+    return ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
 
 
 def _read_exaone4(config: Config) -> Table:
@@ -62,7 +62,7 @@ def _read_exaone_moe(config: Config) -> Table:
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense" if layer < dense_layer_count else "sparse" for layer in range(depth)],
+        ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.field_error("is_moe_layer", "the same layers as mlp_layer_types or first_k_dense_replace")

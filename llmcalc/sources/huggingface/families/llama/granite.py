@@ -81,7 +81,10 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     """
     depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
     layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["sliding" if layer % 4 else "full" for layer in range(depth)]
+        config,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)],
     )
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is not None and (

@@ -24,8 +24,8 @@ def _read_hrm_text(config: Config) -> Table:
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": has_bias}, **biases(has_bias, *QKVO)
     )
-    low_level_names = [f"low_{layer}" for layer in range(depth)]
-    high_level_names = [f"high_{layer}" for layer in range(depth)]
+    low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
+    high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]
     layer_kinds = [*low_level_names * low_level_cycles, *high_level_names] * high_level_cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),

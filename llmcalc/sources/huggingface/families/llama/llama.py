@@ -51,7 +51,7 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
     window = config.optional_integer("sliding_window") if uses_window else None  # without windows also 0 in some files
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
-    layer_kinds = ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)]
+    layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
     if by_layer or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None:
@@ -93,7 +93,10 @@ def _read_cwm(config: Config) -> Table:
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.integer("sliding_window")
     return decoder(
-        config, block, norm, stack=sliding_stack(config, ["sliding" if layer % 4 else "full" for layer in range(depth)])
+        config,
+        block,
+        norm,
+        stack=sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)]),
     )
 
 

@@ -68,7 +68,7 @@ def _read_llama4_text(config: Config) -> Table:
         )
     else:
         experts = {}
-    ffn_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
+    ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
@@ -89,7 +89,7 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     if stated_flags:
         rope_flags = config.integers("no_rope_layers")
     else:
-        rope_flags = [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
+        rope_flags = [int((layer_index + 1) % nope_interval != 0) for layer_index in range(depth)]
     if len(rope_flags) != depth:
         raise config.error("no_rope_layers", stated_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
     return rope_flags

@@ -45,7 +45,7 @@ def _read_smollm3(config: Config) -> Table:
     if rope_flags is not None:
         rope_by_layer = config.integers("no_rope_layers")
     else:
-        rope_by_layer = [int((layer + 1) % nope_period != 0) for layer in range(depth)]
+        rope_by_layer = [int((layer_index + 1) % nope_period != 0) for layer_index in range(depth)]
     if len(rope_by_layer) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
@@ -53,14 +53,19 @@ def _read_smollm3(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if rope_by_layer[layer] or not uses_sliding_window else "sliding" for layer in range(depth)],
+        [
+            "full" if rope_by_layer[layer_index] or not uses_sliding_window else "sliding"
+            for layer_index in range(depth)
+        ],
     )
     layer_kinds, layer_variants = [], {}
-    for layer, attention_kind in enumerate(attention_kinds):
+    for layer_index, attention_kind in enumerate(attention_kinds):
         window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
-        layer_kinds.append(f"{'sliding' if window_fields else 'full'}{'' if rope_by_layer[layer] else '_no_rope'}")
+        layer_kinds.append(
+            f"{'sliding' if window_fields else 'full'}{'' if rope_by_layer[layer_index] else '_no_rope'}"
+        )
         layer_variants[layer_kinds[-1]] = {
-            "attention": {**window_fields, **({} if rope_by_layer[layer] else {"position": "none"})}
+            "attention": {**window_fields, **({} if rope_by_layer[layer_index] else {"position": "none"})}
         }
     mixer = attention(config, **attention_biases(config))
     return _pre_norm_decoder(

@@ -74,8 +74,8 @@ SAM_MODULES = {
     "towers.up_proj": "lin1 | fc1 | .fc1",
     "towers.down_proj": "lin2 | fc2 | .fc2",
     **{
-        f"towers.{name}_{i}": f"{module}{i}"
-        for name, module in (("conv", "conv"), ("norm", "layer_norm"))
+        f"towers.{name}_{i}": f"{module_name}{i}"
+        for name, module_name in (("conv", "conv"), ("norm", "layer_norm"))
         for i in (1, 2)
     },
 }
@@ -289,7 +289,7 @@ FAMILIES = {
         text_type="llama",
         tower_file="emu",
         modules={
-            **{f"towers.{node}": module for node, module in JANUS_TOKENIZER.items()},
+            **{f"towers.{node_name}": module_name for node_name, module_name in JANUS_TOKENIZER.items()},
             "towers.o_proj": "projection_layer | proj_out",
             "towers.aligner.map_1": "fc1",
             "towers.aligner.map_2": "hidden_layers.0",
@@ -380,9 +380,9 @@ FAMILIES = {
         modules={
             **VIBEVOICE_MODULES,
             **{
-                f"towers.{name}_audio_{node}": module.format(name)
+                f"towers.{name}_audio_{node_name}": module_name.format(name)
                 for name in ("acoustic", "semantic")
-                for node, module in (
+                for node_name, module_name in (
                     ("projector", "multi_modal_projector"),
                     ("projector.map_1", "{}_linear_1"),
                     ("projector.out_norm", "{}_norm"),
@@ -449,9 +449,9 @@ FAMILIES = {
             "towers.output": "final_layer",
             "towers.proj": "linear_2",
             **{
-                f"towers.{name}_audio_{node}": module
+                f"towers.{name}_audio_{node_name}": module_name
                 for name, connector in (("acoustic", "multi_modal_projector"), ("semantic", "semantic_connector"))
-                for node, module in (
+                for node_name, module_name in (
                     ("projector", connector),
                     ("projector.map_1", "linear_1"),
                     ("projector.out_norm", "act"),

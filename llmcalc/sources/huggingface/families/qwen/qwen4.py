@@ -77,18 +77,21 @@ def _read_qwen4(config: Config) -> Table:
     }
     full_period = config.integer("full_attention_interval")
     layer_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["full" if (layer + 1) % full_period == 0 else "linear" for layer in range(depth)]
+        config,
+        "layer_types",
+        KINDS,
+        ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)],
     )
     ngram_inputs = _ngram_inputs(config, norm, stream_count)
     layers: list[tuple[str, Table]] = []
-    for layer, layer_kind in enumerate(layer_kinds):
-        if layer + 1 in ngram_inputs and layer_kind == "full":
+    for layer_index, layer_kind in enumerate(layer_kinds):
+        if layer_index + 1 in ngram_inputs and layer_kind == "full":
             raise config.error("ple_layer_ids", sorted(ngram_inputs), "numbers of layers with linear attention")
         layer_changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
         layers.append(
             (
-                layer_kind + ("_ngrams" if layer + 1 in ngram_inputs else ""),
-                layer_changes | ngram_inputs.get(layer + 1, {}),
+                layer_kind + ("_ngrams" if layer_index + 1 in ngram_inputs else ""),
+                layer_changes | ngram_inputs.get(layer_index + 1, {}),
             )
         )
     shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": low_rank, "norm": norm}
@@ -190,7 +193,7 @@ def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
     input_by_layer = {
         layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
     }
-    return {number: ngram_input for number, ngram_input in input_by_layer.items() if ngram_input is not None}
+    return {layer_index: ngram_input for layer_index, ngram_input in input_by_layer.items() if ngram_input is not None}
 
 
 MODULES = {

@@ -93,7 +93,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         for kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
-    default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["linear" if (layer_index + 1) % attention_period else "full" for layer_index in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if has_experts else "")
@@ -125,8 +125,8 @@ def _read_qwen3_next(config: Config) -> Table:
     return _qwen_decoder(
         config,
         [
-            has_experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
-            for layer in range(config.integer("num_hidden_layers"))
+            has_experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
+            for layer_index in range(config.integer("num_hidden_layers"))
         ],
     )
 
@@ -152,8 +152,8 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
     outer_fields = {
-        linear_field: config.integer(field)
-        for linear_field, field in OUTSIDE.items()
+        linear_field: config.integer(field_name)
+        for linear_field, field_name in OUTSIDE.items()
         if linear_field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
@@ -197,7 +197,8 @@ def read_ling_3(config: Config) -> Table:
     )
     linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
     default_layer_kinds = [
-        "linear" if (layer + 1) % attention_period else "full" for layer in range(config.integer("num_hidden_layers"))
+        "linear" if (layer_index + 1) % attention_period else "full"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     return latent_decoder(
         config,
@@ -262,14 +263,14 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
     Without either, each fourth layer has full attention.
     """
-    default_layer_kinds = ["full" if layer and layer % 4 == 0 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["full" if layer_index and layer_index % 4 == 0 else "linear" for layer_index in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
         full_layers, linear_layers = linear_config.integers("full_attn_layers"), linear_config.integers("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
             raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
             )
-        default_layer_kinds = ["full" if layer + 1 in full_layers else "linear" for layer in range(depth)]
+        default_layer_kinds = ["full" if layer_index + 1 in full_layers else "linear" for layer_index in range(depth)]
     return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
 
 
@@ -297,7 +298,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         "linear": {**common_fields, "attention": linear_attention, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
-    default_layer_kinds = ["full" if layer % 4 == 3 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["full" if layer_index % 4 == 3 else "linear" for layer_index in range(depth)]
     if "full" not in default_layer_kinds:
         default_layer_kinds[-1] = "full"
     stack = stack_of_kinds(layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds))

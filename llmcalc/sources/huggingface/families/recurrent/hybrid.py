@@ -101,8 +101,8 @@ def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_ki
             f"{field_prefix}_layer_offset", first_layer, f"less than {field_prefix}_layer_period = {period}"
         )
     return [
-        layer_kind if layer % period == first_layer else other_kind
-        for layer in range(config.integer("num_hidden_layers"))
+        layer_kind if layer_index % period == first_layer else other_kind
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
 
 
@@ -152,7 +152,8 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
+        "attention" if layer_index in attention_layers else "mamba"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
@@ -164,9 +165,13 @@ def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: l
 
 
 def _read_granitemoehybrid(config: Config) -> Table:
-    experts = config.count("num_local_experts")
+    expert_count = config.count("num_local_experts")
     shared_ffn = glu(config, ffn_width=config.integer("shared_intermediate_size"))
-    ffn = moe(experts, config.integer("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
+    ffn = (
+        moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
+        if expert_count
+        else shared_ffn
+    )
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {

@@ -72,7 +72,10 @@ def _read_lfm2(config: Config) -> Table:
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.integers("full_attn_idxs"))
     layer_kinds = listed_kinds(
-        config, "layer_types", CONV_OR_FULL, ["full" if layer in full_layers else "conv" for layer in range(depth)]
+        config,
+        "layer_types",
+        CONV_OR_FULL,
+        ["full" if layer_index in full_layers else "conv" for layer_index in range(depth)],
     )
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
@@ -101,11 +104,14 @@ def _read_lfm2_moe(config: Config) -> Table:
         for ffn_kind in ffns_by_kind
     }
     config.texts("layer_types")  # the class has no default for layer_types
-    dense_layers = config.count("num_dense_layers")
+    dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
         layer_configs,
-        [f"{mixer_kind}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer_kind in enumerate(mixer_kinds)],
+        [
+            f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
+            for layer_index, mixer_kind in enumerate(mixer_kinds)
+        ],
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
@@ -123,7 +129,8 @@ def _read_lfm3(config: Config) -> Table:
         ),
     }
     default_layer_kinds = [
-        "full" if layer % 4 == 2 else "sliding" if layer % 4 == 0 and layer > 0 else "conv" for layer in range(depth)
+        "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
+        for layer_index in range(depth)
     ]
     layer_kinds = listed_kinds(
         config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds

@@ -98,7 +98,9 @@ def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int
 
 def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [layer for layer, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind]
+    return [
+        layer_index for layer_index, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind
+    ]
 
 
 def inner_width(config_values: ConfigValues) -> int:

@@ -60,13 +60,17 @@ def _read_nemotron(config: Config) -> Table:
 
 def layer_kinds(config: Config) -> list[str]:
     """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
-    field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
-    layer_pattern_text: Any = config.get(field)
-    layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field)
+    field_name = (
+        "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
+    )
+    layer_pattern_text: Any = config.get(field_name)
+    layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field_name)
     parsed_kinds = [KINDS.get(letter, "") for letter in layer_letters]
     if not parsed_kinds or "" in parsed_kinds:
         raise config.error(
-            field, layer_pattern_text, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
+            field_name,
+            layer_pattern_text,
+            "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe",
         )
     return parsed_kinds
 

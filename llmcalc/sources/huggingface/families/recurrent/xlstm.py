@@ -65,10 +65,10 @@ RUNNING = field_names("""
 """Fields that choose how the model runs, and a norm that the class always has."""
 
 
-def _width_factor(field: str) -> Value:
+def _width_factor(field_name: str) -> Value:
     """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
     return lambda s: (
-        require_present(s.first_value("num_heads")) * require_present(s.first_value(field)) / s.spec.hidden_size
+        require_present(s.first_value("num_heads")) * require_present(s.first_value(field_name)) / s.spec.hidden_size
     )
 
 

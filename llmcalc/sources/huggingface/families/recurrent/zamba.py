@@ -113,8 +113,8 @@ def _read_zamba(config: Config) -> Table:
     }
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
-        "hybrid" if layer % attention_period == attention_offset else "mamba"
-        for layer in range(config.integer("num_hidden_layers") - len(FIRST))
+        "hybrid" if layer_index % attention_period == attention_offset else "mamba"
+        for layer_index in range(config.integer("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     if layer_types is None:

@@ -30,8 +30,8 @@ def _read_afm7(config: Config) -> Table:
     block = layer_table(mixer, ffn, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
-        ("own", {}) if layer < depth - reusing_layer_count else ("shared", {"attention": {"kv_shared": True}})
-        for layer in range(depth)
+        ("own", {}) if layer_index < depth - reusing_layer_count else ("shared", {"attention": {"kv_shared": True}})
+        for layer_index in range(depth)
     ]
     return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layer_count else None)
 

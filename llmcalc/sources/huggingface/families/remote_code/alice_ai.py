@@ -19,12 +19,12 @@ QWEN = DELTA["qwen3_next"]
 
 
 def _read_alice_ai(config: Config) -> Table:
-    for field, expected_value in (
+    for field_name, expected_value in (
         ("attention_bias", False),
         ("decoder_sparse_step", 1),
         ("router_bias_correction", True),
     ):
-        config.require(field, expected_value)
+        config.require(field_name, expected_value)
     config.require("mlp_only_layers", None, [])
     config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):
@@ -53,7 +53,7 @@ def _read_alice_ai(config: Config) -> Table:
         **SIGMOID,
     )
     full_period = config.integer("full_attention_interval")
-    default_layer_kinds = ["linear" if (layer + 1) % full_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["linear" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
     layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)

@@ -24,7 +24,7 @@ def _read_baichuan_m1(config: Config) -> Table:
     if sliding_indices:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
         layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
-    layer_kinds = ["sliding" if layer in sliding_indices else "full" for layer in range(depth)]
+    layer_kinds = ["sliding" if layer_index in sliding_indices else "full" for layer_index in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 

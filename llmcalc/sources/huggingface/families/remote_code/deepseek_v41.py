@@ -31,7 +31,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     stream_count = config.integer("hc_mult")
     mixer: Table = {
         "type": "shared_entries",
-        **{field: config.integer(field) for field in (*MIXER_FIELDS, "sliding_window")},
+        **{field_name: config.integer(field_name) for field_name in (*MIXER_FIELDS, "sliding_window")},
         "norm": norm,
         "position": full_rope(config),
     }
@@ -48,10 +48,13 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for layer, (layer_kind, changed_fields) in enumerate(_layers_with_changes(config, depth)):
+    for layer_index, (layer_kind, changed_fields) in enumerate(_layers_with_changes(config, depth)):
         layer_changes: Table = {"attention": changed_fields} if changed_fields else {}
         layers.append(
-            (layer_kind + ("_ngrams" if layer in ngram_inputs else ""), layer_changes | ngram_inputs.get(layer, {}))
+            (
+                layer_kind + ("_ngrams" if layer_index in ngram_inputs else ""),
+                layer_changes | ngram_inputs.get(layer_index, {}),
+            )
         )
     stack = stack_of_layers(layers)
     stack["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
@@ -79,47 +82,49 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         )
     layers: list[tuple[str, Table]] = []
     source_rate = 0
-    for layer, compression_ratio in enumerate(compression_ratios[:depth]):
+    for layer_index, compression_ratio in enumerate(compression_ratios[:depth]):
         if compression_ratio == 0:
-            if layer in kv_sources or layer in index_sources:
+            if layer_index in kv_sources or layer_index in index_sources:
                 raise config.error(
-                    "compress_ratios", compression_ratios, f"1 or more for layer {layer}, which selects entries"
+                    "compress_ratios", compression_ratios, f"1 or more for layer {layer_index}, which selects entries"
                 )
             layers.append(("local", {}))
             continue
-        if layer in kv_sources:
+        if layer_index in kv_sources:
             source_rate = compression_ratio
-            if layer not in index_sources:
+            if layer_index not in index_sources:
                 raise config.error(
-                    "index_source_layer_ids", sorted(index_sources), f"layer {layer} too, which computes entries"
+                    "index_source_layer_ids", sorted(index_sources), f"layer {layer_index} too, which computes entries"
                 )
         elif compression_ratio != source_rate:
             raise config.error(
                 "kv_source_layer_ids",
                 sorted(kv_sources),
-                f"a source of {compression_ratio} tokens per entry for layer {layer}",
+                f"a source of {compression_ratio} tokens per entry for layer {layer_index}",
             )
         layer_changes: Table = {
             "compress_rate": compression_ratio,
             "weighted_entries": compression_ratio > 1,
-            "entries_shared": layer not in kv_sources,
+            "entries_shared": layer_index not in kv_sources,
         }
-        if layer not in index_sources:
+        if layer_index not in index_sources:
             layers.append(("shared", {**layer_changes, "index_topk": index_topk}))
             continue
-        if layer >= candidate_source_layer >= 0 and compression_ratio != 1:
+        if layer_index >= candidate_source_layer >= 0 and compression_ratio != 1:
             raise config.error(
-                "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
+                "compress_ratios",
+                compression_ratios,
+                f"1 for layer {layer_index}, at or above candidate_source_layer_id",
             )
-        if layer == candidate_source_layer:
+        if layer_index == candidate_source_layer:
             candidate_fields = {"finds": candidate_block_fields}
-        elif layer > candidate_source_layer >= 0:
+        elif layer_index > candidate_source_layer >= 0:
             candidate_fields = {"candidates": candidate_block_fields}
         else:
             candidate_fields = {}
         layers.append(
             (
-                "full" if layer in kv_sources else "selecting",
+                "full" if layer_index in kv_sources else "selecting",
                 {**layer_changes, "indexer": {**indexer_table, **candidate_fields}},
             )
         )
@@ -132,7 +137,7 @@ def _candidate_blocks(config: Config) -> Table:
 
 def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
     """Returns the indices of the model's layers that a field lists."""
-    return {layer for layer in config.integers(field_name) if layer < depth}
+    return {layer_index for layer_index in config.integers(field_name) if layer_index < depth}
 
 
 def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) -> dict[int, Table]:

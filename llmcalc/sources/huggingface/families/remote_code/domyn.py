@@ -51,8 +51,8 @@ def _head_dims(config: Config) -> list[int]:
     if not config.has("per_layer_config"):
         return config.integers("head_sizes")
     return [
-        Config(layer, {}, config.model_type, location=f"per_layer_config.{number}.").integer("head_dim")
-        for number, layer in enumerate(config.layer_tables(config.integer("num_hidden_layers")))
+        Config(layer, {}, config.model_type, location=f"per_layer_config.{layer_index}.").integer("head_dim")
+        for layer_index, layer in enumerate(config.layer_tables(config.integer("num_hidden_layers")))
     ]
 
 

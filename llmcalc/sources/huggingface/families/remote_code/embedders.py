@@ -134,7 +134,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         {"intermediate_size": ffn_width, "hidden_act": "gelu"},
         output_bias=True,
     )
-    layer_kinds = ["moe" if layer % expert_period == 1 else "dense" for layer in range(depth)]
+    layer_kinds = ["moe" if layer_index % expert_period == 1 else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
     layers = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}

@@ -37,7 +37,7 @@ def _read_deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
-    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     mixer = attention(config, **attention_biases(config))
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
@@ -45,7 +45,9 @@ def _read_deepseek(config: Config) -> Table:
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    layer_kinds = ["dense" if layer < config.count("first_k_dense_replace") else "moe" for layer in range(depth)]
+    layer_kinds = [
+        "dense" if layer_index < config.count("first_k_dense_replace") else "moe" for layer_index in range(depth)
+    ]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -113,10 +115,10 @@ def _read_bailing_linear(config: Config) -> Table:
     group_size, linear_attention = config.integer("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
-    ffn_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    ffn_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     mixer_kinds = [
-        "full" if (layer + 1) % group_size == 0 or layer >= depth // group_size * group_size else "linear"
-        for layer in range(depth)
+        "full" if (layer_index + 1) % group_size == 0 or layer_index >= depth // group_size * group_size else "linear"
+        for layer_index in range(depth)
     ]
     block = layer_table(linear_attention, experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
@@ -131,7 +133,8 @@ def _read_klear(config: Config) -> Table:
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
-        "dense" if layer in dense_indices or (layer + 1) % expert_interval else "moe" for layer in range(depth)
+        "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
+        for layer_index in range(depth)
     ]
     experts = moe(
         config.integer("num_experts"),
@@ -173,7 +176,7 @@ def _read_hunyuan(config: Config) -> Table:
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
     layer_configs: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
-    layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
+    layer_kinds = ["shared" if layer_index % sharing_period else "computed" for layer_index in range(depth)]
     block = layer_table(mixer, ffn, norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
@@ -211,7 +214,7 @@ def _read_arctic(config: Config) -> Table:
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     expert_period, has_residual_network = config.integer("moe_layer_frequency"), config.flag("use_residual")
-    layer_kinds = ["moe" if (layer + 1) % expert_period == 0 else "dense" for layer in range(depth)]
+    layer_kinds = ["moe" if (layer_index + 1) % expert_period == 0 else "dense" for layer_index in range(depth)]
     experts = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
@@ -257,7 +260,7 @@ def _read_minimax_m1(config: Config) -> Table:
 def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
-    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     experts = ling_experts(config, config.count("num_shared_experts"))
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
 

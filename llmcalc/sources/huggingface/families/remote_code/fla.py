@@ -49,8 +49,8 @@ def _read_gated_deltanet(config: Config) -> Table:
 
 def _read_delta_net(config: Config) -> Table:
     """Reads DeltaNet with the convolution, the norms and the β that published models have."""
-    for field, required_value in DELTA_NET_REQUIRED.items():
-        config.require(field, required_value)
+    for field_name, required_value in DELTA_NET_REQUIRED.items():
+        config.require(field_name, required_value)
     mixer = {
         "type": "delta_net",
         "linear_num_heads": config.integer("num_attention_heads"),
@@ -125,19 +125,19 @@ def _read_hgrn2(config: Config) -> Table:
     return _decoder(config, mixer, first_mixer={**mixer, "first": True})
 
 
-def _head_size(config: Config, field: str) -> int:
+def _head_size(config: Config, field_name: str) -> int:
     """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
-    heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field)
+    heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
     scaled_width = int(config.integer("hidden_size") * expansion_ratio)
     if not 1 <= scaled_width <= LARGEST or scaled_width % heads:
-        raise config.error(field, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
+        raise config.error(field_name, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
     return scaled_width // heads
 
 
 def _read_kda(config: Config) -> Table:
     """Reads Kimi delta attention with heads of one size, and the decays without a bound of published models."""
-    for field, required_value in KDA_REQUIRED.items():
-        config.require(field, required_value)
+    for field_name, required_value in KDA_REQUIRED.items():
+        config.require(field_name, required_value)
     heads = config.integer("num_attention_heads")
     config.require("num_v_heads", None, heads)
     head_sizes = {
@@ -186,11 +186,11 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
     for list_position, attention_config in _attention_sections(config).items():
         attention_kind = f"attention{list_position}"
         attention_by_kind[attention_kind] = {"attention": {"type": "attention", **_softmax_attention(attention_config)}}
-        for layer in attention_config.integers("layers"):
-            if layer >= len(layer_kinds) or layer_kinds[layer] not in ("mixer", "first"):
+        for layer_index in attention_config.integers("layers"):
+            if layer_index >= len(layer_kinds) or layer_kinds[layer_index] not in ("mixer", "first"):
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
                 raise attention_config.field_error("layers", expected_text)
-            layer_kinds[layer] = attention_kind
+            layer_kinds[layer_index] = attention_kind
         attention_config.finish(frozenset(), config)
     return decoder_of_kinds(config, layer_table(mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
 

@@ -73,7 +73,11 @@ def _read_moondream(config: Config) -> Table:
     unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
-    named_sizes = {usual_name: text_fields[field] for field, usual_name in TEXT_NAMES.items() if field in text_fields}
+    named_sizes = {
+        usual_name: text_fields[field_name]
+        for field_name, usual_name in TEXT_NAMES.items()
+        if field_name in text_fields
+    }
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
 

@@ -37,8 +37,8 @@ GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_
 
 def _read_gigachat(config: Config) -> Table:
     """Reads GigaChat 3.5, whose latent attention stands in the layers of `full_attention_layers` or `layer_types`."""
-    for field, expected_value in (("use_shared_expert_sigmoid", False), ("nextn_is_sparse", False)):
-        config.require(field, expected_value, None)
+    for field_name, expected_value in (("use_shared_expert_sigmoid", False), ("nextn_is_sparse", False)):
+        config.require(field_name, expected_value, None)
     config.require("linear_gating_type", *GATED_HEADS)
     depth, norm = config.integer("num_hidden_layers"), _norm(config)
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}
@@ -78,7 +78,7 @@ def _mixer_kinds(config: Config, depth: int) -> list[str]:
     full_layers = set(config.integers("full_attention_layers"))
     if full_layers and max(full_layers) >= depth:
         raise config.error("full_attention_layers", sorted(full_layers), f"layers from 0 to {depth - 1}")
-    return ["full" if layer in full_layers else "linear" for layer in range(depth)]
+    return ["full" if layer_index in full_layers else "linear" for layer_index in range(depth)]
 
 
 FAMILIES = {

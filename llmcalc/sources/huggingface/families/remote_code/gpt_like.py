@@ -157,10 +157,10 @@ def _checked_list(
     return layer_values
 
 
-def _checked_width(config: Config, field: str, expected_width: int) -> int:
+def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if expected_width > LARGEST:
-        raise config.field_error(field, f"a width of at most {LARGEST}, a multiple of hidden_size")
+        raise config.field_error(field_name, f"a width of at most {LARGEST}, a multiple of hidden_size")
     return expected_width
 
 
@@ -222,8 +222,10 @@ def _read_nemotron_nas(config: Config) -> Table:
     )
     has_attention_bias, has_mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
-    for layer, block_config in enumerate(block_tables):
-        mixer, ffn = (_block_part_config(config, layer, block_config, part_name) for part_name in ("attention", "ffn"))
+    for layer_index, block_config in enumerate(block_tables):
+        mixer, ffn = (
+            _block_part_config(config, layer_index, block_config, part_name) for part_name in ("attention", "ffn")
+        )
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):

@@ -29,7 +29,8 @@ def _read_instella_moe(config: Config) -> Table:
     last_skip = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
     is_parallel = config.flag("farskip") and not config.flag("attn_only_farskip")
     order_kinds = [
-        "parallel" if is_parallel and first_skipping_layer <= layer <= last_skip else "order" for layer in range(depth)
+        "parallel" if is_parallel and first_skipping_layer <= layer_index <= last_skip else "order"
+        for layer_index in range(depth)
     ]
     if set(order_kinds) == {"parallel"}:
         block, order_kinds = {**block, "parallel": "separate"}, ["order"] * depth

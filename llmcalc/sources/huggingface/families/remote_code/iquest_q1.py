@@ -24,9 +24,11 @@ NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
 
 
 def _read_iquest_q1(config: Config) -> Table:
-    for field, expected in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
-        config.require(field, expected)
-    config = config.with_fields(**{field: config.defaults[field] for field in DEFAULT_IF_NULL if not config.has(field)})
+    for field_name, expected_value in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
+        config.require(field_name, expected_value)
+    config = config.with_fields(
+        **{field_name: config.defaults[field_name] for field_name in DEFAULT_IF_NULL if not config.has(field_name)}
+    )
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     attention: Table = {
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -42,15 +44,17 @@ def _read_iquest_q1(config: Config) -> Table:
     unrotated_layers, dense_layers = (_layer_indices(config, field) for field in ("no_rope_layers", "mlp_only_layers"))
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
-    for layer, attention_kind in enumerate(_attention_kinds(config, depth)):
+    for layer_index, attention_kind in enumerate(_attention_kinds(config, depth)):
         mixer: Table = {"sliding_window": config.integer("sliding_window")} if attention_kind == "sliding" else {}
-        changes: Table = {"feed_forward": dense_ffn} if layer in dense_layers else {}
-        name = attention_kind + ("_dense" if layer in dense_layers else "")
-        if layer in unrotated_layers:
+        changes: Table = {"feed_forward": dense_ffn} if layer_index in dense_layers else {}
+        name = attention_kind + ("_dense" if layer_index in dense_layers else "")
+        if layer_index in unrotated_layers:
             mixer, name = {**mixer, "position": "none"}, f"{name}_unrotated"
-        if layer:
+        if layer_index:
             changes |= {"input_norm": norm, "without_norms": NORMALIZED_RESIDUALS}
-        layers.append((name if layer else f"{name}_first", {**changes, **({"attention": mixer} if mixer else {})}))
+        layers.append(
+            (name if layer_index else f"{name}_first", {**changes, **({"attention": mixer} if mixer else {})})
+        )
     block = {"attention": attention, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
     if config.count("num_mtp_layers"):
         config.notes.append("num_mtp_layers: the draft of its predictions is not counted")
@@ -59,7 +63,7 @@ def _read_iquest_q1(config: Config) -> Table:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `full` or `sliding` for each layer: the first layers, then blocks that repeat, then the last layers."""
-    first_kinds, block_kinds, last_kinds = (_listed_types(config, field) for field in PATTERN)
+    first_kinds, block_kinds, last_kinds = (_listed_types(config, field_name) for field_name in PATTERN)
     block_count = config.count("num_hybrid_layers_block")
     if not (config.flag("use_hybrid_layers") and config.flag("use_sliding_window")):
         return ["full"] * depth
@@ -69,15 +73,15 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return [*first_kinds, *block_kinds * block_count, *last_kinds]
 
 
-def _listed_types(config: Config, field: str) -> list[str]:
-    layer_types = config.texts(field)
+def _listed_types(config: Config, field_name: str) -> list[str]:
+    layer_types = config.texts(field_name)
     if not {*layer_types} <= {*FULL_OR_SLIDING}:
-        raise config.error(field, layer_types, " or ".join(FULL_OR_SLIDING))
+        raise config.error(field_name, layer_types, " or ".join(FULL_OR_SLIDING))
     return [FULL_OR_SLIDING[layer_type] for layer_type in layer_types]
 
 
-def _layer_indices(config: Config, field: str) -> set[int]:
-    return set(config.integers(field)) if config.get(field) is not None else set()
+def _layer_indices(config: Config, field_name: str) -> set[int]:
+    return set(config.integers(field_name)) if config.get(field_name) is not None else set()
 
 
 FAMILIES = {

@@ -56,8 +56,10 @@ def _read_k2_horizon(config: Config) -> Table:
     dense_indices = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     expert_interval = config.integer("decoder_sparse_step")
     layer_kinds = [
-        "moe" if expert_count and layer not in dense_indices and (layer + 1) % expert_interval == 0 else "dense"
-        for layer in range(depth)
+        "moe"
+        if expert_count and layer_index not in dense_indices and (layer_index + 1) % expert_interval == 0
+        else "dense"
+        for layer_index in range(depth)
     ]
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"dense": {}, "moe": sparse_layer}))
@@ -77,11 +79,11 @@ def _sparse_layer(config: Config, expert_count: int) -> Table:
         glu(config, ffn_width=expert_width * shared_count) if shared_count else None,
         router=router,
     )
-    value_experts = config.count("mova_num_experts")
-    if not value_experts:
+    value_expert_count = config.count("mova_num_experts")
+    if not value_expert_count:
         return {"feed_forward": ffn}
     value_projection = {
-        "num_experts": value_experts,
+        "num_experts": value_expert_count,
         "num_experts_per_tok": config.integer("mova_num_experts_per_tok"),
         "router": router,
     }

@@ -72,7 +72,7 @@ def _read_lara_mini(config: Config) -> Table:
         config,
         "layer_types",
         {**LINEAR_OR_FULL, "sliding_attention": "sliding"},
-        [LARA_PATTERN[layer % len(LARA_PATTERN)] for layer in range(depth)],
+        [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)],
     )
     stack = stack_of_kinds({kind: layer_table(mixer, experts, norm) for kind, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)

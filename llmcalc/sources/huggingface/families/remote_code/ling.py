@@ -24,7 +24,7 @@ def _read_ling_2_5(config: Config) -> Table:
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     group_size = config.integer("layer_group_size")
-    mixer_kinds = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
+    mixer_kinds = ["linear" if (layer_index + 1) % group_size else "full" for layer_index in range(depth)]
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     has_bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)

@@ -87,7 +87,7 @@ def _looped_stack(config: Config, loop_count: int) -> Table:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
     if depth == 1:
         return {"num_hidden_layers": loop_count, "shared_layers": ["block"]}
-    layer_kinds = [f"layer_{layer}" for layer in range(depth)]
+    layer_kinds = [f"layer_{layer_index}" for layer_index in range(depth)]
     return {
         "num_hidden_layers": depth * loop_count,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},

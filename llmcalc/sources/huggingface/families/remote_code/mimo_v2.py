@@ -64,11 +64,12 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = attention_biases(config, QKV)
     head_fields = {
-        field: config.integer(field, "head_dim") if field == "v_head_dim" else config.integer(field) for field in SIZES
+        field_name: config.integer(field_name, "head_dim") if field_name == "v_head_dim" else config.integer(field_name)
+        for field_name in SIZES
     }
     sliding_sizes = {
-        field: config.integer(f"swa_{field}") if config.has(f"swa_{field}") else head_size
-        for field, head_size in head_fields.items()
+        field_name: config.integer(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
+        for field_name, head_size in head_fields.items()
     }
     window = config.integer("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
@@ -92,11 +93,11 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
+def _layer_marks(config: Config, field_name: str, depth: int) -> list[int]:
     """Returns a list with 0 or 1 for each layer. Raises `InputError` for another length or another number."""
-    layer_marks = config.integers(field)
+    layer_marks = config.integers(field_name)
     if len(layer_marks) != depth or not {*layer_marks} <= {0, 1}:
-        raise config.error(field, layer_marks, f"{depth} times 0 or 1, one for each layer")
+        raise config.error(field_name, layer_marks, f"{depth} times 0 or 1, one for each layer")
     return layer_marks
 
 

@@ -66,7 +66,7 @@ def _read_moondream3(config: Config) -> Table:
     block = layer_table(mixer, dense_layer, norm, parallel="shared")
     first_expert_layer = expert_config.count("start_layer")
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
-    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     model_sizes = Config(
         {
             "vocab_size": text_config.integer("vocab_size"),

@@ -33,9 +33,12 @@ def _read_hf_olmo(config: Config) -> Table:
     """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
     has_bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
-    norm_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
-    is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
-    norm = _olmo_norm(config, is_affine, norm_bias)
+    norm_has_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
+    is_affine, qk_norm_is_affine = (
+        config.flag("layer_norm_with_affine"),
+        config.flag("attention_layer_norm_with_affine"),
+    )
+    norm = _olmo_norm(config, is_affine, norm_has_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
@@ -47,7 +50,7 @@ def _read_hf_olmo(config: Config) -> Table:
         stack["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm_fields(_olmo_norm(config, qk_affine, norm_bias), "projection")
+        mixer |= qk_norm_fields(_olmo_norm(config, qk_norm_is_affine, norm_has_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre")
@@ -141,8 +144,10 @@ def _molmo_vision(config: Config) -> int:
     model's widths.
     """
     hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
-    layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
-    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
+    layer_index = (
+        4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
+    )
+    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer_index
     pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.integer("intermediate_size") // 2
     return encoder_params + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))

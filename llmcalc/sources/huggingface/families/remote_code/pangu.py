@@ -38,9 +38,9 @@ LATER_PRO_FIELDS = ("n_routed_experts", "param_sink_number", "qk_nope_dim", "qk_
 
 def _read_pangu_pro_moe(config: Config) -> Table:
     """Reads Pangu Pro MoE of 2025, whose router selects one expert of each of num_experts_per_tok groups."""
-    for field in LATER_PRO_FIELDS:
-        if config.has(field):
-            raise config.field_error(field, "none (a later model of this type, which is not read)")
+    for field_name in LATER_PRO_FIELDS:
+        if config.has(field_name):
+            raise config.field_error(field_name, "none (a later model of this type, which is not read)")
     config.require("mlp_only_layers", None, [])
     norm, shared_width = rmsnorm(config.number("rms_norm_eps")), config.count("shared_expert_intermediate_size")
     experts = moe(

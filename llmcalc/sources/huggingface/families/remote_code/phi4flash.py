@@ -70,7 +70,9 @@ def _window_size(config: Config) -> int | None:
     if not isinstance(stated_window, list):
         return config.optional_integer("sliding_window")
     window_sizes = {window_size for window_size in stated_window if window_size is not None}
-    if len(window_sizes) > 1 or not all(is_json_integer(size) and 0 < size <= LARGEST for size in window_sizes):
+    if len(window_sizes) > 1 or not all(
+        is_json_integer(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
+    ):
         raise config.error(
             "sliding_window", stated_window, "one positive whole number, and null for layers without a window"
         )

@@ -55,11 +55,11 @@ def _read_plamo2(config: Config) -> Table:
     layer_configs: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, layer, depth, mamba_period)
+        if _is_mamba(config, layer_index, depth, mamba_period)
         else "full"
-        if window is None or layer in full_attention_indices
+        if window is None or layer_index in full_attention_indices
         else "sliding"
-        for layer in range(depth)
+        for layer_index in range(depth)
     ]
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
@@ -80,7 +80,7 @@ def _read_plamo3(config: Config) -> Table:
     layer_windows = config.data.get("interleaved_sliding_window")
     window_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_layer_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if (layer_index + 1) % window_period else "full" for layer_index in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (

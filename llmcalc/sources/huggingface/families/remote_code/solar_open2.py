@@ -69,7 +69,7 @@ def _mixer_kinds(config: Config, depth: int) -> list[str]:
             raise config.field_error("gqa_layers", f"layers from 0 to {depth - 1}")
     else:
         full_layers = set(range(0, depth, config.integer("gqa_interval") + 1))
-    default_kinds = ["full" if layer in full_layers else "linear" for layer in range(depth)]
+    default_kinds = ["full" if layer_index in full_layers else "linear" for layer_index in range(depth)]
     return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 

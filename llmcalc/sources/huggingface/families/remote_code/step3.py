@@ -24,7 +24,7 @@ def _read_step3_text(config: Config) -> Table:
         glu(config, ffn_width=config.integer("share_expert_dim")),
     )
     expert_layers = _layers_with_experts(config, depth)
-    layer_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
+    layer_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
     dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))

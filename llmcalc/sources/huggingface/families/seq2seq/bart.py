@@ -220,9 +220,9 @@ IGNORED = field_names("""
     """)
 
 
-def _field_of_stack(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+def _field_of_stack(config_values: ConfigValues, stack_name: str, field_name: str) -> Any:
     block = require_present(getattr(config_values.spec, stack_name)).block
-    return getattr(block, field)
+    return getattr(block, field_name)
 
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:

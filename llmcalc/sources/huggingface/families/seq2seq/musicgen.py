@@ -76,7 +76,7 @@ MODULES: Modules = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_
 
 OF_BOTH: Modules = {
     **MODULES,
-    **{f"encoder.{name}": module for name, module in T5_MODULES.items() if not name.startswith("decoder.")},
+    **{f"encoder.{name}": module_name for name, module_name in T5_MODULES.items() if not name.startswith("decoder.")},
     **{
         name: f"{T5_MODULES[name]} | {MODULES.get(name, name)}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -25,7 +25,7 @@ def _read_seamless(config: Config) -> Table:
     if class_name and not class_name.endswith(("Model", "ForTextToText")):
         raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
     if not class_name.endswith("ForTextToText"):
-        config.notes += [f"{field}: {part_title} is not counted" for field, part_title in OTHER_PARTS.items()]
+        config.notes += [f"{field_name}: {part_title} is not counted" for field_name, part_title in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),

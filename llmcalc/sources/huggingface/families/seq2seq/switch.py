@@ -45,8 +45,8 @@ def _read_switch(config: Config) -> Table:
         if stack_name in model_fields:
             model_fields[stack_name] |= _sparse_stack(
                 [
-                    _has_experts(layer, expert_interval)
-                    for layer in range(model_fields[stack_name]["num_hidden_layers"])
+                    _has_experts(layer_index, expert_interval)
+                    for layer_index in range(model_fields[stack_name]["num_hidden_layers"])
                 ],
                 experts,
             )
@@ -85,7 +85,7 @@ def _read_nllb_moe(config: Config) -> Table:
             expert_loop=True,
         )
         model_fields[stack_name] |= _sparse_stack(
-            [expert_interval > 0 and (layer + 1) % expert_interval == 0 for layer in range(depth)], experts
+            [expert_interval > 0 and (layer_index + 1) % expert_interval == 0 for layer_index in range(depth)], experts
         )
     return model_fields
 
@@ -110,7 +110,11 @@ OF_EXPERTS = field_names("""
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [layer for layer, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
+    return [
+        layer_index
+        for layer_index, name in enumerate(stack.layer_names())
+        if isinstance(stack.layer(name).feed_forward, MoE)
+    ]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:

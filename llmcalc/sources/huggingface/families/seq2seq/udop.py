@@ -50,12 +50,12 @@ def _bias_buckets(config: Config) -> list[int]:
 
     By default there are three, of BUCKETS buckets each.
     """
-    field, bias_tables = "relative_bias_args", config.get("relative_bias_args")
+    field_name, bias_tables = "relative_bias_args", config.get("relative_bias_args")
     if bias_tables is None:
         return [BUCKETS] * len(BIASES)
     expected_text = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
-        raise config.error(field, bias_tables, expected_text)
+        raise config.error(field_name, bias_tables, expected_text)
     bucket_counts = []
     for table_index, bias_table in enumerate(bias_tables):
         is_known_type = isinstance(bias_table, dict) and bias_table.get("type") in (
@@ -63,9 +63,9 @@ def _bias_buckets(config: Config) -> list[int]:
         )
         bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if is_known_type else None
         if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST:
-            raise config.error(field, bias_tables, expected_text)
+            raise config.error(field_name, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
-            raise config.error(field, bias_tables, "tables without prefix_bucket")
+            raise config.error(field_name, bias_tables, "tables without prefix_bucket")
         bucket_counts.append(bucket_count)
     return bucket_counts
 
