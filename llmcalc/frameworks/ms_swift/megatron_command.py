@@ -19,10 +19,12 @@ from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER,
     MegatronRun,
+    attention_setting,
     end_stage_layers,
     host_optimizer_settings,
     loss_of,
     megatron_run,
+    precision_aware_settings,
 )
 from .rlhf import GRPO_BETA, PAIRS, known_argument_names, packed_sequence_count
 from .tasks import sequences_per_sample
@@ -121,16 +123,10 @@ def run_of_megatron(
     )
     settings = {
         **adapter_settings,
-        **_optimizer_settings(reader, config),
+        **precision_aware_settings(reader, config),
         **host_optimizer_settings(reader, config, "", 1.0),
+        **attention_setting(reader, "--attention_backend", reader.value(config, "attention_backend", "flash")),
     }
-    attention = str(reader.value(config, "attention_backend", "flash"))
-    if attention in ("unfused", "local"):
-        settings["attn_implementation"] = "eager"
-    elif attention not in ("auto", "fused") and not attention.startswith("flash"):
-        raise reader.argument_error(
-            "--attention_backend", f"{short_repr(attention)}; expected flash, fused, unfused, local or auto"
-        )
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
@@ -222,16 +218,3 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 f"--{name}", f"{short_repr(arguments[name])}; expected one of {', '.join(known_words)}"
             )
     return arguments
-
-
-def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
-    if not reader.flag(config, "use_precision_aware_optimizer"):
-        return {}
-    state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    if state_formats[0] != state_formats[1]:
-        reader.unknown_arguments["--exp_avg_sq_dtype"] = (
-            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
-        )
-    gradient_format = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}
