@@ -83,8 +83,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
-        arguments = arguments_of(words, source_file.name_in_errors)
-        arguments = _without_unresolved_graphs(reader, arguments)
+        arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
         server_arguments = {keyword_of(name) for name in arguments if keyword_of(name).startswith(SGLANG)}
         config = plain_arguments(arguments, reader, (READ | server_arguments) - {"hf_checkpoint", "sglang_config"})
         ignored = [name for name in config if name in IGNORED or name.startswith(IGNORED_BEGINNINGS)]
