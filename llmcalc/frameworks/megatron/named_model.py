@@ -75,6 +75,9 @@ STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline
 HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
 """Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
 
+PRECISION_AWARE = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")
+"""Arguments of Transformer Engine's Adam in formats of its own, which `precision_aware_settings` reads."""
+
 BRIDGE_FUSED = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
 """Model types, and "" for models of no known class, with which Megatron-Bridge sets `bias_activation_fusion`.
 

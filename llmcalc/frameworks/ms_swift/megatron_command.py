@@ -18,6 +18,7 @@ from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER,
+    PRECISION_AWARE,
     MegatronRun,
     attention_setting,
     end_stage_layers,
@@ -44,8 +45,8 @@ READ = field_names("""
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     cross_entropy_fusion_impl bias_activation_fusion attention_backend
-    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype decoder_first_pipeline_num_layers
-    decoder_last_pipeline_num_layers moe_token_dispatcher_type moe_flex_dispatcher_backend
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
+    moe_token_dispatcher_type moe_flex_dispatcher_backend
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
@@ -79,7 +80,7 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
+    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *PRECISION_AWARE, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):

@@ -21,6 +21,8 @@ from ..launch.unresolved import is_unresolved
 from ..megatron.arguments import flag_of
 from ..megatron.ignored_flags import IGNORED as MEGATRON_IGNORED
 from ..megatron.named_model import (
+    HOST_OPTIMIZER,
+    PRECISION_AWARE,
     MegatronRun,
     attention_setting,
     end_stage_layers,
@@ -85,10 +87,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
         server_arguments = {keyword_of(name) for name in arguments if keyword_of(name).startswith(SGLANG)}
-        config = plain_arguments(arguments, reader, (READ | server_arguments) - {"hf_checkpoint", "sglang_config"})
+        read_names = READ.union(HOST_OPTIMIZER, PRECISION_AWARE, server_arguments)
+        config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint", "sglang_config"})
         ignored = [name for name in config if name in IGNORED or name.startswith(IGNORED_BEGINNINGS)]
-        known_names = (*READ, *MODELLED, *server_arguments)
-        reader.check_names(config, known_names, [name for name in ignored if name not in READ])
+        reader.check_names(config, (*read_names, *MODELLED), [name for name in ignored if name not in read_names])
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
