@@ -18,7 +18,7 @@ from ..frameworks.engines.engine import EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.launch.rollout import AdditionalModel, Rollout
+from ..frameworks.launch.rollout import AdditionalModel, Rollout, with_written_flags
 from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
@@ -107,7 +107,8 @@ class _PhaseCalculator:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
             return engine.memory_on(self.preset, hardware, version, engine_flags)
         except InputError as error:
-            raise InputError(f"the rollout's {engine.title}: {error}") from None
+            error_text = with_written_flags(str(error), self.rollout.written_flags)
+            raise InputError(f"the rollout's {engine.title}: {error_text}") from None
 
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""

@@ -279,6 +279,37 @@ def test_paligemma_has_a_cache_as_transformers_saves_it(text_type: str) -> None:
     assert "decoder" in read_config({**config, "text_config": text})[0]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "class_name", "advice"),
+    [
+        ("clip", "CLIPVisionModel", "expected model_type clip_vision_model .* vision_config, and --measure"),
+        ("clip", "CLIPVisionModelWithProjection", "expected model_type clip_vision_model"),
+        ("clip", "CLIPTextModelWithProjection", "expected model_type clip_text_model .* of text_config$"),
+        ("siglip", "SiglipVisionModel", "expected model_type siglip_vision_model"),
+        ("siglip2", "Siglip2TextModel", "expected model_type siglip2_text_model"),
+        ("metaclip_2", "MetaClip2VisionModel", "expected model_type metaclip_2_vision_model"),
+        ("blip", "BlipTextModel", "expected model_type blip_text_model"),
+        ("blip", "BlipTextLMHeadModel", "expected model_type blip_text_model"),
+        ("blip", "BlipVisionModel", "expected model_type blip_vision_model"),
+        ("blip", "BlipForImageTextRetrieval", "expected --measure of llmcalc params"),
+        ("clip", "CLIPForImageClassification", "expected --measure of llmcalc params"),
+    ],
+)
+def test_an_encoder_alone_is_not_counted_as_both(model_type: str, class_name: str, advice: str) -> None:
+    """transformers: each of these classes builds one encoder, of one section of the config."""
+    config = {"model_type": model_type, "architectures": [class_name], "text_config": {}, "vision_config": {}}
+    with pytest.raises(InputError, match=f"architectures: {class_name} has other modules.*; {advice}"):
+        read_config(config)
+
+
+@pytest.mark.parametrize("section", [{}, {"architectures": None}, {"architectures": []}])
+def test_a_dual_encoder_without_a_class_has_projections_and_scale(section: dict[str, Any]) -> None:
+    """transformers: `CLIPModel` and `SiglipModel` have the numbers of their similarity, whatever the config names."""
+    for model_type, numbers in (("clip", 1), ("siglip", 2)):
+        config = {"model_type": model_type, **section, "text_config": {}, "vision_config": {}}
+        assert read_config(config)[0]["head"]["similarity_numbers"] == numbers
+
+
 def test_weights_that_may_be_untied_are_named() -> None:
     """transformers 5 saves `tie_word_embeddings: true` beside the text section of Ministral 3 8B, and for T5 1.1."""
     text = {"model_type": "ministral3", "tie_word_embeddings": False}

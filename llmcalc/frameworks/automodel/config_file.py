@@ -52,6 +52,37 @@ TABLES_IGNORED = field_names("""
     """)
 """Tables that change no memory of a training step of the language model, or only little."""
 
+TABLE_KEYS = {
+    "step_scheduler": field_names("""
+        local_batch_size global_batch_size ckpt_every_steps val_every_steps num_epochs log_remote_every_steps max_steps
+        gc_every_steps save_checkpoint_every_epoch loss_average_window_steps start_step start_epoch preemption_signal
+        _target_
+        """),
+    "optimizer": field_names("""
+        _target_ lr betas eps weight_decay fused foreach adam_w_mode bias_correction master_weights nesterov
+        store_param_remainders exp_avg_dtype exp_avg_sq_dtype decoupled_weight_decay maximize capturable differentiable
+        dampening master_weight_dtype
+        """),
+    "packed_sequence": field_names("""
+        packed_sequence_size pack_size packing_strategy split_across_pack max_packs num_proc pretokenize max_length
+        collate_max_length packing_ratio drop_long_samples post_tokenize_hook_fn attn_implementation
+        balance_media_tokens packing_format
+        """),
+    "quantization": field_names("""
+        load_in_4bit load_in_8bit bnb_4bit_compute_dtype bnb_4bit_use_double_quant bnb_4bit_quant_type
+        bnb_4bit_quant_storage
+        """),
+    "fp8": field_names("""
+        enabled recipe_name enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp
+        force_recompute_fp8_weight_in_bwd filter_fqns emulate
+        """),
+    "compile": field_names("enabled mode fullgraph dynamic backend options dynamo_cache_size_limit"),
+}
+"""Table → its keys that are read, or change no memory. `dataset` has the arguments of any class."""
+
+POLICY_KEYS = field_names("_target_ param_dtype reduce_dtype output_dtype cast_forward_inputs")
+"""Keys of `distributed.mp_policy`: the arguments of torch's `MixedPrecisionPolicy`."""
+
 REFUSED_IF_ENABLED = {
     "qat": "quantization-aware training",
     "autocast": "autocast around FSDP2's casts",
@@ -106,6 +137,9 @@ FLOAT8_RECIPES: Mapping[str, Float8Recipe] = {
     "rowwise_with_gw_hp": "rowwise_with_gw_hp",
 }
 """torchao's names of scalings of float8 products."""
+
+QUANTIZED = ("load_in_4bit", "load_in_8bit")
+"""Keys of `quantization` for weights of bitsandbytes."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -183,8 +217,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             reader.refuse("distributed.activation_checkpointing", f"{short_repr(recompute_value)} is not modelled")
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
-        elif reader.flag(reader.table(config, "quantization"), "load_in_4bit"):
-            reader.refuse("quantization.load_in_4bit", "weights in 4 bits without a table peft are not modelled")
+        else:
+            quantized = {key: f"weights in {key[8]} bits without a table peft are not modelled" for key in QUANTIZED}
+            reader.refuse_if_set(reader.table(config, "quantization"), quantized, "quantization.")
         is_sharded = layout.zero == 3
         float8 = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
@@ -202,6 +237,10 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
             "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
         )
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
+    for table_name, known_keys in TABLE_KEYS.items():
+        table = reader.table(config, table_name)
+        is_read = table_name != "optimizer" or str(table.get(TARGET, OPTIMIZERS[0])).endswith((*OPTIMIZERS, FUSED_ADAM))
+        unknown_keys(reader, table if is_read else {}, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -312,6 +351,8 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
         raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
+    if reader.flag(float8, "emulate"):
+        reader.refuse("fp8.emulate", "products in 8 bits that are emulated are not modelled")
     module_names = float8.get("filter_fqns") or []
     if not isinstance(module_names, list) or any(name != "lm_head" for name in module_names):
         reader.refuse("fp8.filter_fqns", "lm_head is modelled")
@@ -327,6 +368,9 @@ def _sharding_settings(
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     policy = reader.table(distributed, "mp_policy")
+    unknown_keys(reader, policy, POLICY_KEYS, "distributed.mp_policy")
+    if str(policy.get("output_dtype", "bfloat16")).removeprefix("torch.") != "bfloat16":
+        reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
     if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
     reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
@@ -414,6 +458,8 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     }
     if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
+    if str(optimizer.get("master_weight_dtype") or "float32").removeprefix("torch.") != "float32":
+        reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
         has_remainders = reader.flag(optimizer, "store_param_remainders")
         reader.frozen = FrozenModel(
@@ -451,6 +497,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = adapters.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
+    if not isinstance(target_names, list) or not all(isinstance(name, str) for name in target_names):
+        raise reader.argument_error("peft.target_modules", f"{short_repr(target_names)}; expected a list of names")
     excluded_modules = adapters.get("exclude_modules") or []
     if not reader.flag(adapters, "match_all_linear") and not target_names and not excluded_modules:
         target_names = ["*_proj"]
@@ -469,7 +517,12 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings["lora_dtype"] = adapter_format or "bf16"
     quantization = reader.table(config, "quantization")
     if reader.flag(quantization, "load_in_4bit"):
-        has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant")
+        has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
+        quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
+        if quant_type != "nf4":
+            reader.unknown_arguments["quantization.bnb_4bit_quant_type"] = (
+                f"{short_repr(quant_type)[:60]} is not modelled; nf4 is"
+            )
         settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
     elif reader.flag(quantization, "load_in_8bit"):
         settings["base"] = "int8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
@@ -12,6 +13,11 @@ ModelLocation: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
 
 States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
+
+
+def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str:
+    """Returns an engine's error message with a file's own arguments. written_flags: flag of the engine → argument."""
+    return re.sub(r"--[a-z][a-z0-9-]*", lambda flag_match: written_flags.get(flag_match[0], flag_match[0]), error_text)
 
 
 @frozen
@@ -37,6 +43,7 @@ class Rollout:
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
+    written_flags: flag of the engine → the file's own argument, for errors; none by default.
     sleeps_while_idle: whether it frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
@@ -60,6 +67,7 @@ class Rollout:
     source: str
     engine: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
+    written_flags: Mapping[str, str] = field(default_factory=dict)
     sleeps_while_idle: bool = False
     shares_weights: bool = False
     shares_by_capacity: tuple[tuple[int, float], ...] = ()

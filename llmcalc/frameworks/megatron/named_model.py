@@ -75,6 +75,9 @@ STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline
 HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
 """Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
 
+PRECISION_AWARE = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")
+"""Arguments of Transformer Engine's Adam in formats of its own, which `precision_aware_settings` reads."""
+
 BRIDGE_FUSED = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
 """Model types, and "" for models of no known class, with which Megatron-Bridge sets `bias_activation_fusion`.
 
@@ -119,6 +122,35 @@ def host_optimizer_settings(
     if share_of(reader, fraction_argument, config, default_fraction) != 1:
         reader.refuse(fraction_argument, "states on the device beside those on the host are not modelled; 1 is")
     return {"optimizer_offload": True}
+
+
+def precision_aware_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the number formats of Transformer Engine's Adam; none without `use_precision_aware_optimizer`."""
+    if not reader.flag(config, "use_precision_aware_optimizer"):
+        return {}
+    state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    if state_formats[0] != state_formats[1]:
+        reader.unknown_arguments["--exp_avg_sq_dtype"] = (
+            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
+        )
+    gradient_format = str(reader.value(config, "main_grads_dtype", "fp32"))
+    reader.written_options |= {
+        "optimizer_dtype": f"--exp-avg-dtype {state_formats[0][:20]}",
+        "grad_dtype": f"--main-grads-dtype {gradient_format[:20]}",
+    }
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}
+
+
+def attention_setting(reader: LaunchReader, argument_name: str, backend: Any) -> dict[str, Any]:
+    """Returns the setting of attention by Megatron-Core's `attention_backend`; none for kernels that keep no scores.
+
+    Raises `InputError` for another value. argument_name: the argument, for the error.
+    """
+    if backend in ("unfused", "local"):
+        return {"attn_implementation": "eager"}
+    if backend in ("auto", "fused") or str(backend).startswith("flash"):
+        return {}
+    raise reader.argument_error(argument_name, f"{short_repr(backend)}; expected flash, fused, unfused, local or auto")
 
 
 def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossEntropy:

@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import CONFIG_ENDINGS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of
+from ..launch.trainer import TRAINER_IGNORED
+from .command import IGNORED, READ
 from .command import read_command as read_arguments
+from .megatron_command import READ as MEGATRON_READ
 
 TYPES = ("tuner_type", "train_type", "sft_type", "rlhf_type")
 """Arguments by which a file of ms-swift is known."""
 
-MEGATRON_ARGUMENTS = ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "recompute_granularity")
+MEGATRON_ARGUMENTS = MEGATRON_READ - READ - IGNORED - TRAINER_IGNORED
 """Arguments of Megatron-SWIFT's commands alone."""
 
 
@@ -55,7 +58,8 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     ]
     world_size = source_file.world_size
     if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
-        world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * max(1, int(texts.get("NNODES", "1")[:6] or 1))
+        nodes = integer_of(LaunchReader(source_file), "NNODES", texts.get("NNODES") or 1)
+        world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * nodes
     source = replace(source_file, env=texts, world_size=world_size)
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
 

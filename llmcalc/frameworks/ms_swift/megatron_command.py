@@ -18,11 +18,14 @@ from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER,
+    PRECISION_AWARE,
     MegatronRun,
+    attention_setting,
     end_stage_layers,
     host_optimizer_settings,
     loss_of,
     megatron_run,
+    precision_aware_settings,
 )
 from .rlhf import GRPO_BETA, PAIRS, known_argument_names, packed_sequence_count
 from .tasks import sequences_per_sample
@@ -42,8 +45,8 @@ READ = field_names("""
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     cross_entropy_fusion_impl bias_activation_fusion attention_backend
-    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype decoder_first_pipeline_num_layers
-    decoder_last_pipeline_num_layers moe_token_dispatcher_type moe_flex_dispatcher_backend
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
+    moe_token_dispatcher_type moe_flex_dispatcher_backend
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
@@ -77,7 +80,7 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
+    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *PRECISION_AWARE, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
@@ -121,14 +124,10 @@ def run_of_megatron(
     )
     settings = {
         **adapter_settings,
-        **_optimizer_settings(reader, config),
+        **precision_aware_settings(reader, config),
         **host_optimizer_settings(reader, config, "", 1.0),
+        **attention_setting(reader, "--attention_backend", reader.value(config, "attention_backend", "flash")),
     }
-    attention = str(reader.value(config, "attention_backend", "flash"))
-    if attention in ("unfused", "local"):
-        settings["attn_implementation"] = "eager"
-    elif attention not in ("auto", "fused") and not attention.startswith("flash"):
-        raise reader.value_error("--attention_backend", attention, "flash, fused, unfused, local or auto")
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
@@ -216,17 +215,3 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if arguments[name] not in known_words:
             raise reader.value_error(f"--{name}", arguments[name], f"one of {', '.join(known_words)}")
     return arguments
-
-
-def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
-    if not reader.flag(config, "use_precision_aware_optimizer"):
-        return {}
-    state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    if state_formats[0] != state_formats[1]:
-        reader.refuse(
-            "--exp_avg_sq_dtype",
-            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here",
-        )
-    gradient_format = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

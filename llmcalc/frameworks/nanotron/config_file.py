@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
+from ..launch.record import LARGEST, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..megatron.named_model import MegatronRun, megatron_run
 
 MODEL_TYPES = ("is_llama_config", "is_qwen2_config")
@@ -35,6 +35,28 @@ PARALLELISM_KEYS = field_names("""
     expert_parallel_size context_parallel_size moe_layer_recompute
     """)
 
+TABLES_READ = field_names("general model optimizer parallelism tokens data_stages")
+
+TABLES_IGNORED = field_names("tokenizer checkpoints logging metrics_logging profiler lighteval s3_upload")
+"""Tables that change no memory of a step."""
+
+TABLE_KEYS = {
+    "parallelism": PARALLELISM_KEYS,
+    "tokens": field_names("""
+        sequence_length train_steps micro_batch_size batch_accumulation_per_replica val_check_interval
+        limit_val_batches limit_test_batches
+        """),
+    "optimizer": field_names("""
+        optimizer_factory zero_stage weight_decay clip_grad accumulate_grad_in_fp32 learning_rate_scheduler
+        weight_decay_exclude_named_params adam_eps adam_beta1 adam_beta2 torch_adam_is_fused
+        """),
+    "model": field_names("model_config init_method dtype make_vocab_size_divisible_by ddp_bucket_cap_mb"),
+}
+"""Table → its keys that are read, or change no memory."""
+
+FLASH_KERNELS = ("flash_attention_2", "flex_attention", "ring", "ring_flash_triton", "llama3_ring_attention")
+"""Values of `_attn_implementation` whose kernels keep no scores (src/nanotron/nn/attention.py)."""
+
 BUFFERS_NOTE = "nanotron's buffers are counted as Megatron-Core's, an estimate"
 
 
@@ -48,7 +70,10 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         parallelism, tokens = reader.table(config, "parallelism"), reader.table(config, "tokens")
         model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
-        unknown_keys(reader, parallelism, PARALLELISM_KEYS, "parallelism")
+        reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
+        for table_name, known_keys in TABLE_KEYS.items():
+            unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
+        _check_stages(reader, config, tokens)
         if parallelism.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
         if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
@@ -83,6 +108,28 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")
 
 
+def _check_stages(reader: LaunchReader, config: Table, tokens: Table) -> None:
+    """Records stages of the data as unknown whose sequences have another length than `tokens.sequence_length`."""
+    stages = config.get("data_stages")
+    lengths = [stage.get("sequence_length") for stage in stages or () if isinstance(stage, Mapping)]
+    if any(length not in (None, tokens.get("sequence_length")) for length in lengths):
+        reader.unknown_arguments["data_stages.sequence_length"] = "another length than tokens.sequence_length"
+
+
+def _rope_theta(reader: LaunchReader, config: Table) -> float:
+    """Returns the base of rotary positions, which YAML reads as a text in the form `1e6`."""
+    written_theta = config.get("rope_theta") or 10000.0
+    try:
+        theta = float(str(written_theta)[:40])
+    except ValueError:
+        theta = 0.0
+    if not 0 < theta < LARGEST:
+        raise reader.argument_error(
+            "model.model_config.rope_theta", f"{short_repr(written_theta)}; expected a number above 0"
+        )
+    return theta
+
+
 SIZES = ("tp", "pp", "context_parallel_size")
 """Keys of `parallelism` with the sizes of groups, beside `dp`."""
 
@@ -91,6 +138,11 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
     config = reader.table(model, "model_config")
     unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
+    attention = config.get("_attn_implementation")
+    if attention not in (None, *FLASH_KERNELS):
+        reader.unknown_arguments["model.model_config._attn_implementation"] = (
+            f"{short_repr(attention)[:60]} is not modelled; {FLASH_KERNELS[0]} is"
+        )
     if not any(config.get(key) for key in MODEL_TYPES):
         raise reader.argument_error(
             "model.model_config", f"no {' or '.join(MODEL_TYPES)}; expected a model of one of these"
@@ -117,7 +169,7 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
                 "attention": {
                     "num_attention_heads": heads,
                     "num_key_value_heads": kv_heads,
-                    "position": {"type": "rope", "rope_theta": float(config.get("rope_theta") or 10000.0)},
+                    "position": {"type": "rope", "rope_theta": _rope_theta(reader, config)},
                     **dict.fromkeys(("q_bias", "k_bias", "v_bias"), reader.flag(config, "attention_bias")),
                 },
                 "feed_forward": {

@@ -9,19 +9,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..argument_names import argument_names
+from ...errors import InputError
+from ..argument_names import argument_names, keyword_of
+from ..engines.flags import read_flag_values
+from ..engines.registry import engine_and_version
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import SFT_NOTE
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
-from ..launch.rollout import Rollout
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
+from ..launch.rollout import Rollout, with_written_flags
 from ..launch.unresolved import is_unresolved
-from ..megatron.named_model import MegatronRun, end_stage_layers, host_optimizer_settings, megatron_run
+from ..megatron.arguments import flag_of
+from ..megatron.ignored_flags import IGNORED as MEGATRON_IGNORED
+from ..megatron.named_model import (
+    HOST_OPTIMIZER,
+    PRECISION_AWARE,
+    MegatronRun,
+    attention_setting,
+    end_stage_layers,
+    host_optimizer_settings,
+    megatron_run,
+    precision_aware_settings,
+)
 
 READ = argument_names(__file__, "read")
+IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in MEGATRON_IGNORED}
 IGNORED_BEGINNINGS = tuple(argument_names(__file__, "ignored_beginnings"))
 
 MODELLED: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam",),
+    "fp16": (False,),
+    "use_critic": (False,),
+    "use_stateless_adam": (False,),
+    "train_backend": ("megatron",),
+    "transformer_impl": ("transformer_engine",),
+    "main_params_dtype": ("fp32",),
+    "moe_layer_recompute": (False,),
+    "attention_dropout": (0, "0.0"),
+    "hidden_dropout": (0, "0.0"),
     "mtp_num_layers": (0, None),
     "enable_mtp_training": (False,),
     "moe_enable_deepep": (False, True),
@@ -32,6 +56,18 @@ MODELLED: dict[str, tuple[Any, ...]] = {
     "num_layers_per_virtual_pipeline_stage": (None,),
 }
 """Arguments of which only these values are modelled."""
+
+UPPER_BOUNDS = {
+    "log_probs_chunk_size": "logarithms of probabilities in chunks",
+    "recompute_loss_function": "a loss that is recomputed",
+}
+"""Arguments that need less memory → what they turn on, which is counted without."""
+
+SGLANG = "sglang_"
+"""How arguments of SGLang's server begin (slime/backends/sglang_utils/arguments.py)."""
+
+GRAPH_BATCHES = "--sglang-cuda-graph-bs"
+"""The argument of the batches of which SGLang's server captures graphs."""
 
 PROGRAMS = ("train.py", "train_async.py")
 
@@ -49,10 +85,14 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
-        arguments = arguments_of(words, source_file.name_in_errors)
-        config = plain_arguments(arguments, reader, READ - {"hf_checkpoint"})
-        ignored_arguments = [name for name in config if name not in READ and name.startswith(IGNORED_BEGINNINGS)]
-        reader.check_names(config, READ, ignored_arguments)
+        arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
+        server_arguments = {keyword_of(name) for name in arguments if keyword_of(name).startswith(SGLANG)}
+        read_names = READ.union(HOST_OPTIMIZER, PRECISION_AWARE, server_arguments)
+        config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint", "sglang_config"})
+        ignored_arguments = [name for name in config if name in IGNORED or name.startswith(IGNORED_BEGINNINGS)]
+        reader.check_names(
+            config, (*read_names, *MODELLED), [name for name in ignored_arguments if name not in read_names]
+        )
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
@@ -70,6 +110,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _is_model(word: str) -> bool:
     """Whether a word stands for the arguments of the model, of a file that the script sources."""
     return is_unresolved(word) and "MODEL" in word and "ARGS" in word
+
+
+def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
+    """Returns arguments without the batches of SGLang's graphs if a command such as `seq` prints them, with a note."""
+    batches = arguments.get(GRAPH_BATCHES, [])
+    if not any(is_unresolved(str(size)) for size in (batches if isinstance(batches, list) else [batches])):
+        return arguments
+    reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
+    return {name: value for name, value in arguments.items() if name != GRAPH_BATCHES}
 
 
 def _tokens(reader: LaunchReader, config: Table) -> int:
@@ -126,16 +175,19 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         recompute_modules=config.get("recompute_modules"),
         dispatcher=config.get("moe_token_dispatcher_type"),
         dispatcher_backend="deepep" if config.get("moe_enable_deepep") else config.get("moe_flex_dispatcher_backend"),
-        grad_dtype="fp32" if reader.flag(config, "accumulate_allreduce_grads_in_fp32") else "bf16",
+        grad_dtype="bf16" if reader.flag(config, "grad_reduce_in_bf16") else "fp32",
         fuses_activation=not reader.flag(config, "no_bias_swiglu_fusion"),
     )
-    settings: dict[str, Any] = host_optimizer_settings(reader, config, "", 1.0)
-    if reader.flag(config, "use_precision_aware_optimizer"):
-        settings |= {
-            "precision_aware_optimizer": True,
-            "optimizer_dtype": str(config.get("exp_avg_dtype") or "fp32"),
-            "grad_dtype": str(config.get("main_grads_dtype") or "fp32"),
-        }
+    settings = {
+        **host_optimizer_settings(reader, config, "", 1.0),
+        **precision_aware_settings(reader, config),
+        **attention_setting(reader, "--attention-backend", config.get("attention_backend") or "auto"),
+    }
+    if reader.flag(config, "grad_reduce_in_bf16"):
+        settings["grad_dtype"] = "bf16"
+    for name, description in UPPER_BOUNDS.items():
+        if config.get(name) not in (None, False, -1):
+            reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
 
 
@@ -164,15 +216,9 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     is_colocated = reader.flag(config, "colocate")
     flags: dict[str, Any] = {}
     if is_colocated:
-        flags = {"tp_size": reader.integer(config, "rollout_num_gpus_per_engine", 1)}
-        if config.get("sglang_mem_fraction_static") is not None:
-            flags["mem_fraction_static"] = share_of(reader, "sglang_mem_fraction_static", config, 0.9)
-        if config.get("sglang_context_length") is not None:
-            flags["context_length"] = reader.integer(config, "sglang_context_length", 1)
-        ignored_arguments = [name for name in ("sglang_ep_size", "sglang_dp_size", "sglang_config") if config.get(name)]
-        if ignored_arguments:
-            text = ", ".join(f"--{name.replace('_', '-')}" for name in ignored_arguments)
-            reader.notes.append(f"{text}: rollouts are counted with tensor parallelism alone")
+        flags = _server_flags(reader, config)
+        if config.get("sglang_config"):
+            reader.notes.append("--sglang-config: rollouts are counted without its groups of servers")
     else:
         reader.notes.append("without --colocate rollouts are on other devices, which are not counted")
     is_offloaded = is_colocated and not reader.flag(config, "no_offload_train")
@@ -180,6 +226,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         source="slime/backends/megatron_utils/actor.py, slime/ray/placement_group.py",
         engine="sglang" if is_colocated else "",
         flags=flags,
+        written_flags=_written_flags() if is_colocated else {},
         sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         is_own_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
@@ -187,3 +234,40 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and the copy of which the exponentials are taken
     )
+
+
+def _written_flags() -> dict[str, str]:
+    """Returns flag of SGLang's server → slime's argument; ranks of tensor parallelism are those of an engine."""
+    known_flags = engine_and_version("sglang")[0].known_flags()
+    written_flags = {name: f"--sglang-{name[2:]}" for flag in known_flags for name in flag.names}
+    tp_names = next(flag.names for flag in known_flags if flag.field_name == "tp_size")
+    return {**written_flags, **dict.fromkeys(tp_names, "--rollout-num-gpus-per-engine")}
+
+
+def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the flags of SGLang's server with which slime starts an engine, and records unknown ones.
+
+    Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
+    """
+    engine = engine_and_version("sglang")[0]
+    keywords = {keyword_of(name) for flag in engine.known_flags() for name in flag.names}
+    flags: dict[str, Any] = {}
+    for name, value in config.items():
+        flag_name = name.removeprefix(SGLANG)
+        if not name.startswith(SGLANG) or name in IGNORED or name.startswith(IGNORED_BEGINNINGS):
+            continue
+        if flag_name not in keywords:
+            reader.unknown_arguments[flag_of(name)] = "no flag of SGLang that is known"
+        else:
+            flags[flag_name] = value
+    try:
+        flags = read_flag_values(engine.title, engine.known_flags(), flags)
+    except InputError as error:
+        raise InputError(with_written_flags(str(error), _written_flags())) from None
+    ranks = reader.integer(config, "rollout_num_gpus_per_engine", 1)
+    pp = flags.get("pp_size", 1)
+    if ranks % pp:
+        raise reader.argument_error(
+            "--rollout-num-gpus-per-engine", f"{ranks}; expected a multiple of --sglang-pp-size {pp}"
+        )
+    return {"tp_size": ranks // pp, **flags}

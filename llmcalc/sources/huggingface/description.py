@@ -133,7 +133,9 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
     for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
         section_data = root_config.get(section_name) if section_name else root_config
         if isinstance(section_data, Mapping):
-            text_fields[field_name] = section_data.get(field, default_value)
+            stated_value = section_data.get(field, default_value)
+            is_unnamed = field == "architectures" and stated_value in (None, [])
+            text_fields[field_name] = default_value if is_unnamed else stated_value
     return text_fields
 
 
@@ -227,11 +229,16 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
 
 def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> None:
     """Raises `InputError` for a wrapper's class that builds other modules than the class that is counted."""
-    class_name = architecture_of(root_config)
-    if class_name.endswith(family_of(model_type).uncounted_classes):
+    class_name, family = architecture_of(root_config), family_of(model_type)
+    if class_name.endswith(family.uncounted_classes):
+        advice = measurement = "--measure of llmcalc params, which counts its transformers class"
+        encoder_name = "text" if "Text" in class_name else "vision" if "Vision" in class_name else ""
+        if encoder_name and "For" not in class_name and family.text_type == f"{model_type}_text_model":
+            advice = f"model_type {model_type}_{encoder_name}_model with the fields of {encoder_name}_config"
+            advice += f", and {measurement}" if encoder_name == "vision" else ""
         raise InputError(
-            f"architectures: {class_name} has other modules than those that are counted for '{model_type}' (llmcalc "
-            "params --measure counts its transformers class)"
+            f"architectures: {class_name} has other modules than those that are counted for '{model_type}'; expected "
+            f"{advice}"
         )
 
 

@@ -68,13 +68,14 @@ def test_losses(loss: dict[str, Any], settings: dict[str, Any]) -> None:
     assert settings.items() <= changed(loss_fn=loss).settings.items()
 
 
-def test_experts_of_one_rank_are_not_wrapped(run: Any) -> None:
+def test_experts_of_one_rank_are_not_wrapped(run: Any, tmp_path: Path) -> None:
     """components/moe/parallelizer.py, `apply_fsdp`: with `ep_shard` 1 experts are ignored, so that none are copied."""
-    words = "memory", "olmoe-1b-7b?num_hidden_layers=2", "--launch", "moe.yaml", "--seq", "256", "--format", "json"
+    path = tmp_path / "moe.yaml"
+    words = "memory", "olmoe-1b-7b?num_hidden_layers=2", "--launch", str(path), "--seq", "256", "--format", "json"
     data = yaml.safe_load(FILE.read_text()) | {"peft": None, "distributed": {"ep_size": 4, "strategy": "fsdp2"}}
     data["model"] = {"_target_": data["model"]["_target_"]}
-    Path("moe.yaml").write_text(yaml.safe_dump(data))
-    launch = read_launch("moe.yaml")
+    path.write_text(yaml.safe_dump(data))
+    launch = read_launch(path)
     assert (launch.layout.ep, launch.layout.dp, launch.layout.reshard) == (4, 4, False)
     phases = run(*words).document["memory"]["by_phase"]
     bytes_of_experts = 2 * (64 // 4) * 3 * 2048 * 1024 * 2  # two layers, in bf16
@@ -124,11 +125,29 @@ def test_products_in_8_bits_need_shards() -> None:
         ({"optimizer": {"_target_": "dion.Muon"}}, "'dion.Muon' is not modelled"),
         ({"qat": {"enabled": True}}, "quantization-aware"),
         ({"distributed": {"ep_size": 3}}, "expected a divisor of the 8 devices"),
+        ({"step_scheduler": {"batch_size": 8}}, "step_scheduler.batch_size"),
+        ({"optimizer": {"amsgrad": True}}, "optimizer.amsgrad"),
+        ({"packed_sequence": {"sequence_size": 4096}}, "packed_sequence.sequence_size"),
+        ({"quantization": {"bits": 4}}, "quantization.bits"),
+        ({"fp8": {"enabled": False, "recipe": "rowwise"}}, "fp8.recipe"),
+        ({"fp8": {"enabled": True, "emulate": True}}, "fp8.emulate"),
+        ({"distributed": {"mp_policy": {"grad_dtype": "float32"}}}, "distributed.mp_policy.grad_dtype"),
+        ({"peft": None, "quantization": {"load_in_8bit": True}}, "weights in 8 bits without a table peft"),
+        ({"peft": None, "quantization": {"load_in_4bit": True}}, "weights in 4 bits without a table peft"),
+        ({"quantization": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}}, "'fp4' is not modelled"),
+        ({"peft": {"target_modules": 3}}, "peft.target_modules: 3; expected a list of names"),
     ],
 )
 def test_what_is_not_modelled_is_named(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         changed(8, **tables)
+
+
+def test_weights_in_4_bits_have_nested_scales_by_default() -> None:
+    """components/quantization/qlora.py: `bnb_4bit_use_double_quant` is true."""
+    assert changed(quantization={"load_in_4bit": True}).settings["base"] == "nf4-dq"
+    plain = {"load_in_4bit": True, "bnb_4bit_use_double_quant": False}
+    assert changed(quantization=plain).settings["base"] == "nf4"
 
 
 def test_the_command_names_processes_and_overrides() -> None:
@@ -149,7 +168,7 @@ cross-entropy (7.30 GB) is the same with and without shards, and is left out.
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_published_peaks_of_full_training(name: str) -> None:
+def test_published_peaks_of_full_training(name: str, tmp_path: Path) -> None:
     devices, recompute, peak = PEAKS[name]
     launch = {
         **yaml.safe_load(FILE.read_text()),
@@ -158,6 +177,7 @@ def test_published_peaks_of_full_training(name: str) -> None:
         "distributed": {"strategy": "fsdp2", "activation_checkpointing": recompute},
     }
     launch["model"] = {"_target_": launch["model"]["_target_"]}
-    Path("recipe.yaml").write_text(yaml.safe_dump(launch))
-    answer = llmcalc.memory("llama3.2-1b", launch="recipe.yaml", devices=devices)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(launch))
+    answer = llmcalc.memory("llama3.2-1b", launch=path, devices=devices)
     assert answer.document["memory"]["peak_bytes"] / 2**30 == pytest.approx(peak, rel=0.06)

@@ -109,6 +109,11 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
     assert (typed.layout.dp, typed.settings["seq"]) == (4, 256)
     megatron = launch_of("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
     assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
+    for size in ("pipeline_model_parallel_size", "context_parallel_size"):
+        divided = launch_of(f"model: a/b\ntuner_type: full\n{size}: 2\nmax_length: 64", "swift.yaml")
+        assert (divided.framework, divided.layout.world_size) == ("megatron", 2)
+    with pytest.raises(InputError, match="NNODES: 'a'; expected a whole number"):
+        launch_of("ENV: {NNODES: a, NPROC_PER_NODE: 2}\nmodel: a/b\ntuner_type: full\nmax_length: 64", "swift.yaml")
 
 
 SEQUENCE_RANKS = (
@@ -156,6 +161,32 @@ def test_nanotrons_model_and_layout() -> None:
         changed("nanotron_llama.yaml", model={"model_config": {}})
     with pytest.raises(InputError, match=r"parallelism\.pp_engine"):
         changed("nanotron_llama.yaml", parallelism={"pp": 2, "pp_engine": "afab"})
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "message"),
+    [
+        ((), "fp8", {"enabled": True}, "not understood, and may change memory: fp8 "),
+        ((), "lora", {"rank": 8}, "lora"),
+        ((), "data_stages", [{"name": "long", "sequence_length": 8192}], r"data_stages\.sequence_length"),
+        (("tokens",), "batch_size", 8, r"tokens\.batch_size"),
+        (("optimizer",), "zero", 1, r"optimizer\.zero"),
+        (("model",), "quantization", 8, r"model\.quantization"),
+        (("model", "model_config"), "_attn_implementation", "sdpa", "'sdpa' is not modelled"),
+        (("model", "model_config"), "rope_theta", "x", "rope_theta: 'x'; expected a number"),
+    ],
+)
+def test_a_key_of_nanotron_that_is_not_known_is_named(
+    place: tuple[str, ...], key: str, value: Any, message: str
+) -> None:
+    """nanotron refuses keys that its classes lack (src/nanotron/config/config.py, `get_config_from_dict`)."""
+    config = yaml.safe_load((FILES / "nanotron_llama.yaml").read_text())
+    table = config
+    for name in place:
+        table = table[name]
+    table[key] = value
+    with pytest.raises(InputError, match=message):
+        changed("nanotron_llama.yaml", **config)
 
 
 def test_a_file_without_a_model_asks_for_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,61 @@ def test_adam_on_the_host_and_in_formats_of_its_own() -> None:
     assert settings["precision_aware_optimizer"]
 
 
+def test_gradients_are_summed_in_fp32_unless_they_are_reduced_in_bf16() -> None:
+    """megatron/training/arguments.py: with bf16 weights, sums in fp32 are the default."""
+    assert changed(("--accumulate-allreduce-grads-in-fp32", "")).settings["grad_dtype"] == "fp32"
+    reduced = changed(("--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16")).settings
+    assert reduced["grad_dtype"] == "bf16"
+    assert (
+        changed(("--attention-backend flash", "--attention-backend unfused")).settings["attn_implementation"] == "eager"
+    )
+
+
+def test_states_of_adam_are_named_by_slimes_argument() -> None:
+    adam = "--optimizer adam --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8"
+    error = changed(("--optimizer adam", adam)).in_words_of_file(InputError("--optimizer-dtype fp8: is not"))
+    assert str(error) == "slime.sh: --exp-avg-dtype fp8 (--optimizer-dtype fp8): is not"
+
+
+def test_losses_in_chunks_are_an_upper_bound() -> None:
+    notes = changed(("--balance-data", "--log-probs-chunk-size 1024 --recompute-loss-function")).notes
+    assert sum("is counted without, an upper bound" in note for note in notes) == 2
+
+
+def test_the_engine_has_the_flags_of_sglangs_server() -> None:
+    """slime/backends/sglang_utils/arguments.py: ranks of an engine are tp · pp."""
+    words = (
+        "--rollout-num-gpus-per-engine 8 --sglang-ep-size 8 --sglang-dp-size 4 --sglang-enable-dp-attention "
+        "--sglang-kv-cache-dtype fp8_e4m3 --sglang-quantization fp8 --sglang-deepep-mode auto "
+        "--sglang-server-concurrency 64 --sglang-cuda-graph-bs 1 2 4 $(seq 8 8 64) --sglang-pp-size 2"
+    )
+    launch = changed(("--rollout-num-gpus-per-engine 2", words))
+    assert launch.rollout is not None
+    assert launch.rollout.flags == {
+        "tp_size": 4,
+        "pp_size": 2,
+        "ep_size": 8,
+        "dp_size": 4,
+        "enable_dp_attention": True,
+        "kv_cache_dtype": "fp8_e4m3",
+        "quantization": "fp8",
+        "mem_fraction_static": 0.7,
+    }
+    assert any(note.startswith("--sglang-cuda-graph-bs: known when the script runs") for note in launch.notes)
+
+
+def test_an_error_of_the_engine_names_slimes_arguments(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang cannot divide the 14 heads of the model over 3 ranks."""
+    monkeypatch.chdir(tmp_path)
+    script = FILE.read_text().replace("--rollout-num-gpus-per-engine 2", "--rollout-num-gpus-per-engine 3")
+    Path("slime.sh").write_text(script)
+    error = run("memory", "--launch", "slime.sh", "--hardware", "h100").error
+    assert "--rollout-num-gpus-per-engine" in error
+    assert "--tp-size" not in error
+
+
 @pytest.mark.parametrize(
     ("earlier", "later", "message"),
     [
@@ -68,6 +124,25 @@ def test_adam_on_the_host_and_in_formats_of_its_own() -> None:
         ("--max-tokens-per-gpu 2048", "", "--max-tokens-per-gpu: missing"),
         ("NUM_GPUS:-8", "NUM_GPUS:-7", "expected a multiple of tp · pp · cp = 2"),
         ("--balance-data", "--balance-data --zip-data", "zip_data"),
+        ("--balance-data", "--balance-data --lr-invented 1", "lr_invented"),
+        ("--balance-data", "--balance-data --offloading-of-it", "offloading_of_it"),
+        ("--balance-data", "--balance-data --speculation 2", "speculation"),
+        ("--balance-data", "--balance-data --advantages 2", "advantages"),
+        ("--optimizer adam", "--optimizer adam --moe-layer-recompute", "moe_layer_recompute"),
+        ("--optimizer adam", "--optimizer adam --train-backend fsdp", "'fsdp' is not modelled"),
+        ("--optimizer adam", "--optimizer adam --fp16", "--fp16"),
+        ("--optimizer adam", "--optimizer adam --use-critic", "--use_critic"),
+        ("--optimizer adam", "--optimizer adam --use-stateless-adam", "--use_stateless_adam"),
+        ("--hidden-dropout 0.0", "--hidden-dropout 0.1", "--hidden_dropout"),
+        ("--attention-backend flash", "--attention-backend none-such", "--attention-backend: 'none-such'"),
+        (
+            "--optimizer adam",
+            "--optimizer adam --use-precision-aware-optimizer --exp-avg-sq-dtype bf16",
+            "--exp_avg_sq_dtype",
+        ),
+        ("--balance-data", "--balance-data --sglang-invented 1", "--sglang-invented"),
+        ("--balance-data", "--balance-data --sglang-kv-cache-dtype int2", "--sglang-kv-cache-dtype 'int2': is not"),
+        ("--balance-data", "--balance-data --sglang-pp-size 3", "expected a multiple of --sglang-pp-size 3"),
     ],
 )
 def test_what_is_not_modelled_is_named(earlier: str, later: str, message: str) -> None:

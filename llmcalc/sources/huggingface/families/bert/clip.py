@@ -28,6 +28,9 @@ MODULES = {
 DUAL_ENCODERS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
 """Classes of a text encoder beside one of images, with the learned scale (SigLIP: and bias) of their similarity."""
 
+ENCODERS_ALONE = ("TextModel", "TextModelWithProjection", "VisionModel", "VisionModelWithProjection")
+"""Endings of the names of classes that build one of both encoders from a section of the config."""
+
 
 def _read_text_encoder(config: Config) -> Table:
     """Reads pre-norm layers with biases and learned positions, whose last norm is followed by no output head."""
@@ -95,7 +98,7 @@ def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Fa
         text_type=text_type,
         tying_source="text",
         tower_file="siglip",
-        uncounted_classes=("ForImageClassification",),
+        uncounted_classes=("ForImageClassification", *ENCODERS_ALONE),
         ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
         text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **taken_from_root},
     )
