@@ -208,7 +208,16 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time qwen3:8b --hardware rtx-4060", 4_095),  # and the token that is decoded
         ("fit qwen3:8b --hardware rtx-3090", 32_768),
         ("fit llama3.1:8b --hardware a100-80gb", 131_072),
-        ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 131_072),
+        ("time llama3.1:8b --hardware a100-80gb", 131_071),
+        ("time llama3.1-8b --hardware a100-80gb --engine ollama", 131_071),
+        ("time qwen3:8b --hardware rtx-4060 --devices 2", 4_095),  # replicas of one GPU each
+        ("time qwen3:8b --hardware rtx-4060 --quantize q8_0", 4_095),
+        ("time qwen3:8b --hardware rtx-4060 --stack llamacpp", 32_768),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 32_768),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
+        ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
+        ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
+        ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
         ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
         ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
         ("fit qwen3-8b --hardware rtx-4060", 32_768),
