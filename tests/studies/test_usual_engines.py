@@ -236,6 +236,10 @@ def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside
     words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --pp 3"
     timed = json.loads(command(*words.split(), "--format", "json").out)
     assert on_gpus["options"][0]["tpot"] == timed["seconds"]
+    experts = "qwen3-30b-a3b --engine llama.cpp --hardware rtx-3090 --quantize q4_k_m"
+    assert fit(f"{experts} --override-tensor exps=CUDA0")["options"][0]["tpot"]
+    for flag in ("--override-tensor exps=CPU", "--n-cpu-moe 8", "--no-kv-offload"):  # llama-server's --help
+        assert fit(f"{experts} {flag}")["options"][0]["tpot"] is None, flag
     on_host = fit("llama3.1-70b --hardware rtx-3090 --engine llama.cpp")
     assert on_host["options"][0]["tpot"] is None
     assert on_host["notes"][0] == "memory of the host for its layers: 150.77 GiB with -ngl 10"
