@@ -41,6 +41,9 @@ def settings_with_phase(
     Raises `InputError` for a phase without a time.
     """
     settings = run_question.settings
+    has_context_alone = options.context is not None and settings.seq is None
+    if has_context_alone and settings.phase == "prefill":
+        raise InputError("--context: is what a cache has before a prompt; expected --seq with the prompt's tokens too")
     if settings.phase != "inference":
         return settings
     if is_setting_given("phase"):
@@ -51,7 +54,7 @@ def settings_with_phase(
     framework = run_question.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
-    if options.context is not None and settings.seq is None:
+    if has_context_alone:
         raise InputError(
             f"--context: is what a cache has before a prompt; expected --seq {options.context} for a token after so "
             "many, or --seq with the prompt's tokens too"
