@@ -164,6 +164,8 @@ class RunQuestion(RunOptions):
         ):
             return self
         devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica: without a stated size it is on as few as hold it
+        if layout.devices is not None and layout.dp is not None:
+            devices = max(1, layout.devices // layout.dp)
         try:
             context = library_engine.default_context(self.preset, self.accelerators[0], devices)
         except InputError:  # Ollama has no such model

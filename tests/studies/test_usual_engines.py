@@ -215,6 +215,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time qwen3:8b --hardware rtx-4060 --stack llamacpp", 32_768),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 32_768),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
         ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
         ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
         ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
