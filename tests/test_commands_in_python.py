@@ -446,8 +446,12 @@ def test_an_unknown_attribute_names_where_the_value_is() -> None:
     counts: Any = llmcalc.params("gpt2")
     with pytest.raises(AttributeError, match=r"Did you mean total\? The keys of \.document are those of --format json"):
         _ = counts.totals
+    with pytest.raises(AttributeError) as error:
+        _ = answer.report_
+    assert "Did you mean report? " in str(error.value)
+    with pytest.raises(AttributeError, match=r"no attribute '_total'$"):
+        _ = counts._total
     assert copy.deepcopy(counts) == counts
-    assert not hasattr(counts, "_unknown")
 
 
 def test_an_answer_has_one_type_for_its_arguments() -> None:

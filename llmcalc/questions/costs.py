@@ -153,6 +153,11 @@ def _serving_cost(
     assert options.output is not None
     assert options.requests is not None
     assert run_question.hardware is not None
+    if options.concurrency is not None and options.concurrency > options.requests:
+        raise InputError(
+            f"--concurrency {options.concurrency}: --requests {options.requests} are fewer; expected at most "
+            f"{options.requests}"
+        )
     layout, settings = run_question.layout, run_question.settings
     _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
     _refuse_training_options(layout, ("devices", "tp", "pp", "dp", "ep"))

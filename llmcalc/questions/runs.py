@@ -151,10 +151,8 @@ class RunQuestion(RunOptions):
     def _in_context_of_tag(self) -> RunQuestion:
         """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
         from ..frameworks.engines.registry import engine
-        from ..studies.decoding import has_gguf_weights
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
-        has_typed_format = settings.quantize is not None or settings.dtype is not None
         if (
             settings.seq is not None
             or settings.phase not in ("inference", "decode")
@@ -162,10 +160,12 @@ class RunQuestion(RunOptions):
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
             or library_engine.default_context is None
-            or (has_typed_format and not has_gguf_weights(self.memory_on_one_device()))
+            or not self._has_weights_of_ollama()
         ):
             return self
-        devices = max(1, (layout.devices or 1) // (layout.dp or 1))
+        devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica: without a stated size it is on as few as hold it
+        if layout.devices is not None and layout.dp is not None:
+            devices = max(1, layout.devices // layout.dp)
         try:
             context = library_engine.default_context(self.preset, self.accelerators[0], devices)
         except InputError:  # Ollama has no such model
@@ -176,6 +176,17 @@ class RunQuestion(RunOptions):
             preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),
             settings=settings.with_changes(seq=context - (settings.phase == "decode")),
         )
+
+    def _has_weights_of_ollama(self) -> bool:
+        """Whether Ollama loads the run's weights: of a GGUF file, in 16 bits (`none`), or published in MXFP4."""
+        from ..studies.decoding import has_gguf_weights
+
+        run_memory = self.memory_on_one_device()
+        quantized_size, scheme_name = run_memory.states.quantized_size, self.settings.quantize
+        if quantized_size is None:
+            return scheme_name is not None
+        is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
+        return is_published_mxfp4 or has_gguf_weights(run_memory)
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""

@@ -41,6 +41,9 @@ def settings_with_phase(
     Raises `InputError` for a phase without a time.
     """
     settings = run_question.settings
+    has_context_alone = options.context is not None and settings.seq is None
+    if has_context_alone and settings.phase == "prefill":
+        raise InputError("--context: is what a cache has before a prompt; expected --seq with the prompt's tokens too")
     if settings.phase != "inference":
         return settings
     if is_setting_given("phase"):
@@ -51,7 +54,7 @@ def settings_with_phase(
     framework = run_question.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
-    if options.context is not None and settings.seq is None:
+    if has_context_alone:
         raise InputError(
             f"--context: is what a cache has before a prompt; expected --seq {options.context} for a token after so "
             "many, or --seq with the prompt's tokens too"
@@ -541,7 +544,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
     run_memory, context_notes = _in_context_of_server(
-        run_question, run_memory, options.engine or _engine_of_tag(run_question, options.stack or framework_stack)
+        run_question, run_memory, options.engine, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
@@ -657,16 +660,26 @@ def _with_usual_scheme(
 
 
 def _in_context_of_server(
-    run_question: RunQuestion, run_memory: Memory, engine_text: str | None
+    run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a decoding run without `--seq` in the context that the engine gives it by default, and the note on it.
 
-    It is unchanged where that is no shorter than the usual context, and where the engine does not start.
+    A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. Of an engine whose
+    default is the model's longest context, the run is unchanged where that is no shorter than the usual context. It is
+    unchanged too where the engine does not start.
+
+    engine_text, stack_text: as of `_with_usual_scheme`.
     """
     from ..costs.context_length import usual_context
     from ..frameworks.engines.registry import engine_and_version
 
     settings, hardware = run_question.settings, run_question.hardware
+    if engine_text is None and not stack_text:
+        tag_question = run_question.with_defaults_of_tag()
+        if tag_question.settings.seq == settings.seq:
+            return run_memory, ()
+        note_count = len(run_question.preset.run_notes)
+        return run_memory.with_changes(seq=tag_question.settings.seq), tag_question.preset.run_notes[note_count:]
     is_default = settings.phase == "decode" and settings.seq is None and run_question.layout.devices in (None, 1)
     if hardware is None or not is_default or not _is_registered_engine(engine_text):
         return run_memory, ()
@@ -679,17 +692,11 @@ def _in_context_of_server(
         context = int(engine_record.memory(server).max_model_len)
     except InputError:
         return run_memory, ()
-    if not 1 < context <= usual_context(run_memory.spec, is_decoding=True):
+    is_context_of_memory = engine_record.default_context is not None
+    if context <= 1 or (not is_context_of_memory and context > usual_context(run_memory.spec, is_decoding=True)):
         return run_memory, ()
     note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
     return run_memory.with_changes(seq=context - 1), (note,)
-
-
-def _engine_of_tag(run_question: RunQuestion, stack_text: str) -> str | None:
-    """Returns the engine that has a tag's context by default; None for other names and under a named software stack."""
-    is_of_library = is_library_tag(run_question.preset.target) and not stack_text
-    has_default_format = run_question.settings.quantize is None and run_question.settings.dtype is None
-    return LIBRARY_ENGINE if is_of_library and has_default_format else None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

@@ -26,6 +26,10 @@ SHOWN_NAMES = 3
 """Most models that the line of an answer names."""
 
 
+NAMES_OF_CONSTRUCTION = ("make_report", "of_result")
+"""Attributes with which answers are built, which no error suggests."""
+
+
 class Answer(ABC):
     """The answer of a Python API function, printed by the command of the same name."""
 
@@ -68,8 +72,8 @@ class Answer(ABC):
         result = self.__dict__.get("result")
         if hasattr(type(result), attribute_name) or attribute_name in getattr(result, "__dict__", ()):
             return f"; expected .result.{attribute_name}"
-        own_names = [name for name in dir(self) if not name.startswith("_")]
-        return f".{suggest(attribute_name, own_names)} The keys of .document are those of --format json"
+        public_names = [name for name in dir(self) if not name.startswith("_") and name not in NAMES_OF_CONSTRUCTION]
+        return f".{suggest(attribute_name, public_names)} The keys of .document are those of --format json"
 
     def __repr__(self) -> str:
         try:

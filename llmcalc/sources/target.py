@@ -320,12 +320,33 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
     """
     from .huggingface.registry import FILE_OF, family_of
 
-    for model_type in FILE_OF:
-        name_of_type = normalized(model_type)
-        is_prefix = normalized(model_name).startswith(name_of_type)
-        if is_prefix and not normalized(base_preset).startswith(name_of_type) and family_of(model_type).text_type:
-            return f" Its text model may be {base_preset}, beside modules of {model_type}: expected its own config.json"
+    preset_name = normalized(base_preset)
+    wrapper_types = [
+        model_type
+        for model_type in FILE_OF
+        if _starts_with_type(model_name, model_type)
+        and not preset_name.startswith(normalized(model_type))
+        and family_of(model_type).text_type
+    ]
+    if wrapper_types:
+        wrapper = max(wrapper_types, key=len)
+        return f" Its text model may be {base_preset}, beside modules of {wrapper}: expected its own config.json"
     return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+
+
+FEWEST_LETTERS_OF_TYPE = 4
+"""Letters and digits of a model type from which on a model's name that starts with it is of that type."""
+
+
+def _starts_with_type(model_name: str, model_type: str) -> bool:
+    """Whether a model's name, without its organisation, starts with a model type as a whole word.
+
+    The word ends before a separator or a digit: `clipper` is not `clip`. Separators and case may differ.
+    """
+    type_characters = [character for character in model_type if character.isalnum()]
+    pattern = "[-_. ]?".join(map(re.escape, type_characters)) + "(?![a-z])"
+    is_word = len(type_characters) >= FEWEST_LETTERS_OF_TYPE
+    return is_word and re.match(pattern, model_name.rpartition("/")[2], re.I) is not None
 
 
 def _advice_on_checkpoint(model_target: str) -> str:

@@ -245,6 +245,26 @@ def test_a_wrapper_is_not_counted_as_its_text_model(name: str, wrapper: str, pre
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
+        ("Rombos-LLM-V2.6-Qwen2.5-14b", "qwen2.5-14b"),
+        ("R1-Qwen2.5-7B", "qwen2.5-7b"),
+        ("rank-llama2-7b", "llama2-7b"),
+        ("rombodawg/Replete-Llama3-8B", "llama3-8b"),
+        ("NewHope-llama2-13b", "llama2-13b"),
+        ("Beepo-mistral-7b", "mistral-7b"),
+        ("gotham-llama3-8b", "llama3-8b"),
+        ("clipper-llama3.1-8b", "llama3.1-8b"),
+    ],
+)
+def test_a_name_is_a_wrapper_only_if_its_first_word_is_the_type(name: str, preset: str, run: Any) -> None:
+    """Of the model types `R`, `new`, `bee`, `GOT` and `clip` in configs on the Hub."""
+    code, _, error = run("params", name)
+    assert code == 2
+    assert f"Most fine-tunes have the shape of their base: expected {preset}, or its own config.json" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
         ("Phi-4-multimodal-instruct", "phi-4-mini"),
         ("microsoft/Phi-4-multimodal-instruct", "phi-4-mini"),
         ("amd/DeepSeek-R1-MXFP4-Preview", "deepseek-r1"),

@@ -202,6 +202,9 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "a layout of training": (
         ("--requests", "1M", "--input", "9", "--output", "9", "--zero", "1"), "--zero: does not change servers"
     ),
+    "more requests at a time than there are": (
+        ("--requests", "1", "--input", "9", "--output", "9", "--concurrency", "4"), "--concurrency 4: --requests 1 are"
+    ),
     "no power": (("--tokens", "1B", "--devices", "8", "--power", "0"), "--power: '0'; expected a number above 0"),
     "devices that the typed sizes do not divide": (
         ("--tokens", "1B", "--devices", "3", "--tp", "2"), "--devices 3: is not the product tp · cp · pp · dp; expected"

@@ -557,6 +557,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --engine tgi": "--engine 'tgi': not known",
     "time gpt2 --hardware h100 --engine vllm --global-batch 8": "--engine: is of inference",
     "time gpt2 --hardware h100 --phase decode --context 4k": "--context: is of prompts; expected --seq",
+    "time gpt2 --hardware h100 --phase prefill --context 512": "expected --seq with the prompt's tokens too",
     "time gpt2 --hardware h100 --phase training --context 4k --seq 64": "--context: is of inference",
     "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
     "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",

@@ -208,7 +208,17 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time qwen3:8b --hardware rtx-4060", 4_095),  # and the token that is decoded
         ("fit qwen3:8b --hardware rtx-3090", 32_768),
         ("fit llama3.1:8b --hardware a100-80gb", 131_072),
-        ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 131_072),
+        ("time llama3.1:8b --hardware a100-80gb", 131_071),
+        ("time llama3.1-8b --hardware a100-80gb --engine ollama", 131_071),
+        ("time qwen3:8b --hardware rtx-4060 --devices 2", 4_095),  # replicas of one GPU each
+        ("time qwen3:8b --hardware rtx-4060 --quantize q8_0", 4_095),
+        ("time qwen3:8b --hardware rtx-4060 --stack llamacpp", 32_768),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 32_768),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
+        ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
+        ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
+        ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
+        ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
         ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
         ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
         ("fit qwen3-8b --hardware rtx-4060", 32_768),
@@ -227,6 +237,10 @@ def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside
     words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --pp 3"
     timed = json.loads(command(*words.split(), "--format", "json").out)
     assert on_gpus["options"][0]["tpot"] == timed["seconds"]
+    experts = "qwen3-30b-a3b --engine llama.cpp --hardware rtx-3090 --quantize q4_k_m"
+    assert fit(f"{experts} --override-tensor exps=CUDA0")["options"][0]["tpot"]
+    for flag in ("--override-tensor exps=CPU", "--n-cpu-moe 8", "--no-kv-offload"):  # llama-server's --help
+        assert fit(f"{experts} {flag}")["options"][0]["tpot"] is None, flag
     on_host = fit("llama3.1-70b --hardware rtx-3090 --engine llama.cpp")
     assert on_host["options"][0]["tpot"] is None
     assert on_host["notes"][0] == "memory of the host for its layers: 150.77 GiB with -ngl 10"

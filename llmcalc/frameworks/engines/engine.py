@@ -86,7 +86,8 @@ class EngineMemory:
     heading: a remark that stands below the heading of a screen; default none.
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     state_requests: requests of a rank for which there are slots of recurrent states; None for no such slots.
-    has_all_layers_on_devices: whether an engine that may place layers on the host has none there; default false.
+    has_all_layers_on_devices: whether an engine that may place layers on the host has none of their tensors and caches
+        there; default false.
     divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
         together; false where each rank runs as many.
     """

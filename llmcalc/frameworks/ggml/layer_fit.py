@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ..engines.engine import HOST
-from .placement import LayerDevices, TensorDevices
+from .placement import LayerDevices, TensorDevices, is_embedding
 from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
@@ -36,6 +36,16 @@ def host_layers(fitted_server: FittedServer) -> int:
     layer_count = len(server.model.layers)
     host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
     return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
+
+
+def is_all_on_gpus(fitted_server: FittedServer) -> bool:
+    """Whether the host has no part of the cache and no tensor of the model but embeddings."""
+    tensor_devices = (
+        fitted_server.placement.device(tensor)
+        for tensor in fitted_server.server.model.tensors
+        if not is_embedding(tensor)
+    )
+    return not fitted_server.buffers.cache.get(HOST, 0) and HOST not in tensor_devices
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,11 @@ class LayerDevices:
         ]
 
 
+def is_embedding(tensor: GgufTensor) -> bool:
+    """Whether a tensor is a table of embeddings, of which rows are read: it is on the host by default."""
+    return tensor.layer is None and (tensor.name == EMBEDDING or "embd" in tensor.name)
+
+
 @dataclass(frozen=True)
 class TensorDevices:
     """The devices of all tensors. overrides: the user's overrides. host_experts: layers with experts on the host.
@@ -125,9 +130,7 @@ class TensorDevices:
                 ):
                     return device
             return self.layers.device(tensor.layer)
-        return (
-            HOST if tensor.name == EMBEDDING or "embd" in tensor.name else self.layers.device(self.layers.layer_count)
-        )
+        return HOST if is_embedding(tensor) else self.layers.device(self.layers.layer_count)
 
     @property
     def has_overrides(self) -> bool:

@@ -52,14 +52,29 @@ class LogText:
 FEWEST_WORDS = 4
 """Words from which on a text that names no file is a pasted message."""
 
+OUT_OF_MEMORY = re.compile(r"out of memory|(?:unable|failed) to allocate|OutOfMemoryError|MemoryError", re.IGNORECASE)
+"""Words with which programs say that memory did not suffice."""
+
+_SENTENCE = re.compile(r"\w: |://")
+"""The colon after the kind of an error, or a link, which names of files do not have."""
+
 
 def is_pasted_message(text: str) -> bool:
-    """Whether a text in the place of a file's name is a message that a program printed."""
+    """Whether a text in the place of a file's name is a message that a program printed.
+
+    It is a file's name if there is such a file. Otherwise text of several words is a message if it has several lines,
+    says that memory ran out, or has a colon or a link as sentences have; the rest is one without a separator of folders
+    and without the end of a log's name.
+    """
+    text_start = text[:LONGEST_LINE]
     try:
-        has_words = len(text[:LONGEST_LINE].split()) >= FEWEST_WORDS
-        return has_words and not (text.endswith((".log", ".txt")) or Path(text).exists())
+        if len(text_start.split()) < FEWEST_WORDS or Path(text).exists():
+            return False
     except (OSError, ValueError):  # too long for a path, or with a null byte
         return True
+    if "\n" in text_start.strip() or OUT_OF_MEMORY.search(text_start) or _SENTENCE.search(text_start):
+        return True
+    return not (text.endswith((".log", ".txt")) or "/" in text_start or "\\" in text_start)
 
 
 def read_log_text(log_file: str) -> LogText:

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from ...errors import InputError
 from .log_contents import ParsedLog
-from .log_text import LogText
+from .log_text import OUT_OF_MEMORY, LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
@@ -31,14 +31,10 @@ _MODELS_IN_MEMORY = re.compile(
 """The table of `ollama ps`, whose column CONTEXT earlier versions do not have."""
 
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|(?:unable|failed) to allocate|OutOfMemoryError|MemoryError", re.IGNORECASE)
-"""Words with which programs say that memory did not suffice."""
-
-
 def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:
     """Returns the error for a log without a known line. For the table of `ollama ps` the error names a command."""
     table_match = _MODELS_IN_MEMORY.search(log_text.text)
-    if table_match is None and _OUT_OF_MEMORY.search(log_text.text) is not None:
+    if table_match is None and OUT_OF_MEMORY.search(log_text.text) is not None:
         return InputError(
             f"{file_name}: states no size of memory; expected the lines before it too, or llmcalc fit MODEL "
             "--hardware NAME, which says what fits"

@@ -283,7 +283,11 @@ def test_a_pasted_message_is_a_log(run: Any) -> None:
     assert run("explain-log", vllm, "--format", "json").document["flag"] == "--gpu-memory-utilization"
     without_size = run("explain-log", "error loading model: unable to allocate CUDA0 buffer").error
     assert "the message: states no size of memory; expected the lines before it too" in without_size
-    assert "no such file" in run("explain-log", "my old server log.txt").error.lower()
+    for mistyped_path in ("my old server log.txt", "logs/of my old server", r"D:\logs of my server\last"):
+        assert "no such file" in run("explain-log", mistyped_path).error.lower(), mistyped_path
+    for message in ("CUDA error: out of memory, see server.log", "out of memory\nat the end of a.log"):
+        assert "the message: states no size of memory" in run("explain-log", message).error, message
+    assert "the message: no line is known" in run("explain-log", "RuntimeError: see https://a.b/c for more").error
     assert "a message that a program printed; expected a model's name, or llmcalc explain-log" in run("fit", vllm).error
 
 
