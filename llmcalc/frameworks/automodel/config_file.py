@@ -31,10 +31,12 @@ from ..launch.trainer import attention_settings, lora_settings
 TARGET = "_target_"
 """Key of the Python object that a table describes."""
 
+CLASSIFIER_RECIPE = "TrainFinetuneRecipeForSequenceClassification"
+
 RECIPES = (
     "TrainFinetuneRecipeForNextTokenPrediction",
     "BenchmarkingRecipeForNextTokenPrediction",
-    "TrainFinetuneRecipeForSequenceClassification",
+    CLASSIFIER_RECIPE,
     "FinetuneRecipeForVLM",
 )
 """Recipes that are read."""
@@ -106,11 +108,13 @@ CONFIG_KEYS = field_names("""
     """)
 """Keys of `model.config` beside which the config of the hub is the model's."""
 
+CLASSIFIER = "NeMoAutoModelForSequenceClassification"
+
 BUILDERS = (
     "NeMoAutoModelForCausalLM",
     "NeMoAutoModelForImageTextToText",
     "NeMoAutoModelForMultimodalLM",
-    "NeMoAutoModelForSequenceClassification",
+    CLASSIFIER,
 )
 """Classes whose `from_pretrained` and `from_config` build the model of a config of the hub."""
 
@@ -193,6 +197,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         _check_tables(reader, config)
         model = reader.table(config, "model")
         target = _model_name(reader, model)
+        if _is_classifier(config, model):
+            reader.score_label_count = reader.integer(model, "num_labels", 2)
         distributed = reader.table(config, "distributed")
         layout = _layout(reader, config, distributed)
         scheduler = reader.table(config, "step_scheduler")
@@ -228,11 +234,25 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=target, stack=STACK)
 
 
+def _recipe_name(config: Table) -> str:
+    """Returns the name of the recipe's class, without its module; the text `None` where the file names none."""
+    recipe = config.get("recipe")
+    return str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
+
+
+def _is_classifier(config: Table, model: Table) -> bool:
+    """Whether the model has a head of scores, of which recipes/llm/train_seq_cls.py computes the loss."""
+    return (
+        _recipe_name(config) == CLASSIFIER_RECIPE
+        or f"{CLASSIFIER}." in str(model.get(TARGET) or "")[:120]
+        or model.get("num_labels") is not None
+    )
+
+
 def _check_tables(reader: LaunchReader, config: Table) -> None:
     """Records the tables that are ignored, and those that are unknown or turn on what is not modelled."""
-    recipe = config.get("recipe")
-    recipe_name = str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
-    if recipe is not None and recipe_name not in RECIPES:
+    recipe_name = _recipe_name(config)
+    if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
             "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
         )
@@ -260,8 +280,6 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
     for table, place in ((model, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{place}.num_nextn_predict_layers", "multi-token prediction is not modelled")
-    if builder_path.startswith("NeMoAutoModelForSequenceClassification") or model.get("num_labels") is not None:
-        reader.score_label_count = reader.integer(model, "num_labels", 2)
     names = (
         model.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),

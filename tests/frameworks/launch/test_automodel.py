@@ -150,6 +150,20 @@ def test_weights_in_4_bits_have_nested_scales_by_default() -> None:
     assert changed(quantization=plain).settings["base"] == "nf4"
 
 
+@pytest.mark.parametrize(
+    ("tables", "label_count"),
+    [
+        ({"model": {"_target_": "nemo_automodel.NeMoAutoModelForSequenceClassification.from_pretrained"}}, 2),
+        ({"recipe": "TrainFinetuneRecipeForSequenceClassification"}, 2),
+        ({"recipe": "TrainFinetuneRecipeForSequenceClassification", "model": {"num_labels": 5}}, 5),
+        ({}, None),
+    ],
+)
+def test_a_classifier_has_a_head_of_scores(tables: dict[str, Any], label_count: int | None) -> None:
+    """recipes/llm/train_seq_cls.py; without `num_labels` transformers' config has 2 (configuration_utils.py)."""
+    assert changed(**tables).score_label_count == label_count
+
+
 def test_the_command_names_processes_and_overrides() -> None:
     """nemo_automodel/cli/app.py; until 2025 `automodel finetune llm -c FILE`."""
     launch = read_launch(f"automodel {FILE} --nproc-per-node 4 --step_scheduler.local_batch_size 2")
