@@ -53,14 +53,15 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     words = [
         word
         for name, value in config.items()
-        if name != "ENV" and value is not None
+        if name != "ENV" and value not in (None, [])
         for word in (f"--{name}", *_words_of(value))
     ]
     world_size = source_file.world_size
     if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
         nodes = integer_of(LaunchReader(source_file), "NNODES", texts.get("NNODES") or 1)
         world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * nodes
-    source = replace(source_file, env=texts, world_size=world_size)
+    is_typed = source_file.has_typed_device_count and source_file.world_size is not None
+    source = replace(source_file, env=texts, world_size=world_size, has_typed_device_count=is_typed)
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
 
 
