@@ -143,7 +143,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")
     }
     cp = sizes["context"]
-    world_size = _device_count(reader, config)
+    world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
     is_dynamic = reader.flag(config, "use_dynamic_batch_size")
     rank_tokens = _tokens(reader, config)
     ranks_of_replica = sizes["tensor_model"] * sizes["pipeline_model"] * cp
@@ -189,14 +189,6 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         if config.get(name) not in (None, False, -1):
             reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
-
-
-def _device_count(reader: LaunchReader, config: Table) -> int:
-    """Returns the devices of the actor: `--devices`, or nodes · devices of a node."""
-    if reader.source.world_size is not None:
-        return reader.source.world_size
-    nodes = reader.integer(config, "actor_num_nodes", 1)
-    return nodes * reader.integer(config, "actor_num_gpus_per_node", 8)
 
 
 def _samples(reader: LaunchReader, config: Table) -> int:

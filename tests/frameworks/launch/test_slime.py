@@ -32,7 +32,10 @@ def test_the_actor_runs_micro_batches_of_tokens_of_the_hubs_model() -> None:
     assert expected.items() <= launch.settings.items()
     divided = changed(("--context-parallel-size 1", "--context-parallel-size 2"))
     assert (divided.layout.cp, divided.settings["seq"]) == (2, 4096)
-    assert changed(world_size=16).layout.dp == 8
+    typed = changed(world_size=16)
+    assert typed.layout.dp == 8
+    assert "--devices 16 replaces the file's actor_num_nodes · actor_num_gpus_per_node = 1 · 8" in typed.notes
+    assert changed(("python3 train.py", "srun -n 4 python3 train.py")).layout.dp == 4
 
 
 def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices() -> None:
