@@ -124,8 +124,12 @@ def test_a_file_of_ms_swift_may_show_a_process_several_devices() -> None:
     with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 4 devices of 1 process:"):
         launch_of(lines.replace("NPROC_PER_NODE: 2, ", ""), "swift.yaml")
     assert launch_of(lines, "swift.yaml", 4).layout.dp == 4
-    four = launch_of(lines.replace("NODE: 2", "NODE: 4") + "target_modules: []\n", "swift.yaml")
-    assert four.settings["lora_targets"] == launch_of(lines, "swift.yaml", 4).settings["lora_targets"]
+
+
+def test_an_empty_list_in_a_file_of_ms_swift_is_refused() -> None:
+    """transformers/hf_argparser.py: a list is read with `nargs="+"`, which wants a word behind the argument."""
+    with pytest.raises(InputError, match=r"swift.yaml: target_modules: \[\]; expected one element or more"):
+        launch_of("model: a/b\ntuner_type: lora\nmax_length: 64\ntarget_modules: []\n", "swift.yaml")
 
 
 SEQUENCE_RANKS = (
