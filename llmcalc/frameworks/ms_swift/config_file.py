@@ -53,7 +53,9 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     reader = LaunchReader(source_file)
     empty_argument = next((name for name, value in config.items() if value == []), None)
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
-        raise reader.value_error(str(empty_argument)[:100], [], "one element or more, or a file without the key")
+        raise reader.argument_error(
+            str(empty_argument)[:100], "an empty list; expected one element or more, or a file without the key"
+        )
     words = [
         word
         for name, value in config.items()

@@ -128,7 +128,7 @@ def test_a_file_of_ms_swift_may_show_a_process_several_devices() -> None:
 
 def test_an_empty_list_in_a_file_of_ms_swift_is_refused() -> None:
     """transformers/hf_argparser.py: a list is read with `nargs="+"`, which wants a word behind the argument."""
-    with pytest.raises(InputError, match=r"swift.yaml: target_modules: \[\]; expected one element or more"):
+    with pytest.raises(InputError, match=r"swift.yaml: target_modules: an empty list; expected one element or more"):
         launch_of("model: a/b\ntuner_type: lora\nmax_length: 64\ntarget_modules: []\n", "swift.yaml")
 
 
