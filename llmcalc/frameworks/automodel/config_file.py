@@ -312,9 +312,12 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
         pp = 1
     fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
-    dp, rest = divmod(world_size, tp * cp)
-    if rest or dp % replicas:
-        raise reader.argument_error("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
+    divisor = tp * cp * replicas
+    if world_size % divisor:
+        raise reader.argument_error(
+            "distributed",
+            f"{world_size} devices; expected a multiple of tp_size · cp_size · dp_replicate_size = {divisor}",
+        )
     if ep > 1 and (tp > 1 or world_size % ep):
         raise reader.argument_error(
             "distributed.ep_size", f"{ep}; expected a divisor of the {world_size} devices, and tp_size 1"
@@ -326,7 +329,7 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     return Layout(
         tp=tp,
         cp=cp,
-        dp=dp,
+        dp=world_size // (tp * cp),
         ep=ep,
         zero=3 if is_sharded else 0,
         hsdp_replicas=replicas if is_sharded else 1,

@@ -124,6 +124,10 @@ def test_products_in_8_bits_need_shards() -> None:
         ({"recipe": "TrainEagle3Recipe"}, "'TrainEagle3Recipe' is not modelled"),
         ({"optimizer": {"_target_": "dion.Muon"}}, "'dion.Muon' is not modelled"),
         ({"qat": {"enabled": True}}, "quantization-aware"),
+        (
+            {"distributed": {"dp_replicate_size": 3}},
+            "8 devices; expected a multiple of tp_size · cp_size · dp_replicate_size = 3",
+        ),
         ({"distributed": {"ep_size": 3}}, "expected a divisor of the 8 devices"),
         ({"step_scheduler": {"batch_size": 8}}, "step_scheduler.batch_size"),
         ({"optimizer": {"amsgrad": True}}, "optimizer.amsgrad"),
