@@ -120,6 +120,18 @@ BUILDERS = (
 
 FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
 
+REDUCTION_FORMATS = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "None": "bfloat16",
+}
+"""Values of `mp_policy.reduce_dtype` → the format; of null it is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
+
+ADAPTER_FORMATS = {**FORMATS, "float16": "bf16", "fp16": "bf16"}
+"""Formats of adapters; those in float16 are as long as in bfloat16."""
+
 DISTRIBUTED_READ = field_names("""
     _target_ strategy dp_size dp_replicate_size tp_size cp_size pp_size ep_size sequence_parallel offload_policy
     activation_checkpointing reshard_after_forward defer_fsdp_grad_sync mp_policy moe enable_compile
@@ -390,14 +402,18 @@ def _sharding_settings(
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     policy = reader.table(distributed, "mp_policy")
     unknown_keys(reader, policy, POLICY_KEYS, "distributed.mp_policy")
-    if str(policy.get("output_dtype", "bfloat16")).removeprefix("torch.") != "bfloat16":
+    if _dtype_name(policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
-    if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
+    if FORMATS.get(_dtype_name(policy.get("param_dtype", "bfloat16"))) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
-    reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
+    reduction_format = _dtype_name(policy.get("reduce_dtype", "float32"))
+    if reduction_format not in REDUCTION_FORMATS:
+        reader.refuse(
+            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduction_format)}; float32 and bfloat16 are modelled"
+        )
     return TitanSettings(
         float8=float8,
-        reduction_format="bfloat16" if reduces_in_16_bits else "float32",
+        reduction_format=REDUCTION_FORMATS.get(reduction_format, "float32"),
         reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
         offloads_to_host=distributed.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
@@ -420,9 +436,14 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {}
 
 
+def _dtype_name(written_dtype: Any) -> str:
+    """Returns the name of a torch dtype, such as `float32` of `torch.float32`."""
+    return str(written_dtype).removeprefix("torch.")[:20]
+
+
 def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict[str, Any]:
     """Returns the formats of weights, which the optimizer updates as they are stored."""
-    written_format = str(reader.value(model, "torch_dtype", "auto")).removeprefix("torch.")[:20]
+    written_format = _dtype_name(reader.value(model, "torch_dtype", "auto"))
     dtype = FORMATS.get(written_format)
     if dtype is None:
         raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
@@ -474,12 +495,10 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
     which these are longer (`store_param_remainders`).
     """
-    formats = {
-        str(optimizer.get(key) or "float32").removeprefix("torch.") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")
-    }
+    formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
     if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
-    if str(optimizer.get("master_weight_dtype") or "float32").removeprefix("torch.") != "float32":
+    if _dtype_name(optimizer.get("master_weight_dtype") or "float32") != "float32":
         reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
         has_remainders = reader.flag(optimizer, "store_param_remainders")
@@ -513,7 +532,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default."""
+    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default.
+
+    Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
+    """
     adapters = reader.table(config, "peft")
     unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = adapters.get("target_modules") or []
@@ -534,9 +556,14 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         dropout_value=adapters.get("dropout"),
         magnitude_value=reader.flag(adapters, "use_dora"),
     )
-    adapter_format = FORMATS.get(str(adapters.get("lora_dtype") or "bf16").removeprefix("torch."))
-    settings["lora_dtype"] = adapter_format or "bf16"
     quantization = reader.table(config, "quantization")
+    weight_place = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
+    place = "peft.lora_dtype" if adapters.get("lora_dtype") else weight_place
+    table_name, _, key = place.partition(".")
+    adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
+    if adapter_format not in ADAPTER_FORMATS:
+        reader.refuse(place, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
+    settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")
     if reader.flag(quantization, "load_in_4bit"):
         has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
         quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
