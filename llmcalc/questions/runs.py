@@ -379,8 +379,8 @@ def memory_question(
 def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
     """Returns the preset with a head of scores in place of a language model's, as `ForSequenceClassification` has it.
 
-    score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a language
-        model's head keeps its own.
+    score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
+        language model's head keeps its own.
     """
     if preset.model.head.type != "lm":
         return preset

@@ -103,6 +103,7 @@ def test_the_engine_has_the_flags_of_sglangs_server() -> None:
         "quantization": "fp8",
         "mem_fraction_static": 0.7,
     }
+    assert "sglang_server_concurrency" in launch.ignored_arguments
     assert any(note.startswith("--sglang-cuda-graph-bs: known when the script runs") for note in launch.notes)
 
 
@@ -141,7 +142,7 @@ def test_an_error_of_the_engine_names_slimes_arguments(
         (
             "--optimizer adam",
             "--optimizer adam --use-precision-aware-optimizer --exp-avg-sq-dtype bf16",
-            "--exp_avg_sq_dtype",
+            "--exp-avg-sq-dtype",
         ),
         ("--balance-data", "--balance-data --sglang-invented 1", "--sglang-invented"),
         ("--balance-data", "--balance-data --sglang-kv-cache-dtype int2", "--sglang-kv-cache-dtype 'int2': is not"),
