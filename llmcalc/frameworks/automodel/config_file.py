@@ -14,7 +14,8 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
-from ..fsdp2.settings import Float8Recipe, Float8Settings, TitanSettings
+from ..fsdp2.settings import Float8Settings, TitanSettings
+from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
 from ..launch.record import (
     CommandLine,
     Launch,
@@ -147,15 +148,8 @@ OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 FUSED_ADAM = ".FusedAdam"
 """The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
 
-FLOAT8_RECIPES: Mapping[str, Float8Recipe] = {
-    "tensorwise": "tensorwise",
-    "rowwise": "rowwise",
-    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
-}
-"""torchao's names of scalings of float8 products."""
-
-QUANTIZED = ("load_in_4bit", "load_in_8bit")
-"""Keys of `quantization` for weights of bitsandbytes."""
+QUANTIZED = {"load_in_4bit": 4, "load_in_8bit": 8}
+"""Key of `quantization` for weights of bitsandbytes → their bits."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -236,8 +230,10 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         else:
-            quantized = {key: f"weights in {key[8]} bits without a table peft are not modelled" for key in QUANTIZED}
-            reader.refuse_if_set(reader.table(config, "quantization"), quantized, "quantization.")
+            refusal_reasons = {
+                key: f"weights in {bits} bits without a table peft are not modelled" for key, bits in QUANTIZED.items()
+            }
+            reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
         float8 = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
@@ -272,7 +268,8 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
     for table_name, known_keys in TABLE_KEYS.items():
         table = reader.table(config, table_name)
         is_read = table_name != "optimizer" or str(table.get(TARGET, OPTIMIZERS[0])).endswith((*OPTIMIZERS, FUSED_ADAM))
-        unknown_keys(reader, table if is_read else {}, known_keys, table_name)
+        if is_read:
+            unknown_keys(reader, table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -321,7 +318,6 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages",
         )
-        pp = 1
     fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
     divisor = tp * cp * replicas
@@ -463,9 +459,7 @@ def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
     name, key = model.get("attn_implementation"), "model.attn_implementation"
     if name is None and backend.get("attn") == "eager":
         name, key = "eager", "model.backend.attn"
-    if name is None:
-        return {**settings, "attn_implementation": "flash"}
-    if name in OTHER_FUSED_ATTENTION:
+    if name is None or name in OTHER_FUSED_ATTENTION:
         return {**settings, "attn_implementation": "flash"}
     return settings | attention_settings(reader, key, name)
 
@@ -568,9 +562,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
         quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
         if quant_type != "nf4":
-            reader.unknown_arguments["quantization.bnb_4bit_quant_type"] = (
-                f"{short_repr(quant_type)[:60]} is not modelled; nf4 is"
-            )
+            reader.refuse("quantization.bnb_4bit_quant_type", f"{short_repr(quant_type)[:60]} is not modelled; nf4 is")
         settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
     elif reader.flag(quantization, "load_in_8bit"):
         settings["base"] = "int8"
