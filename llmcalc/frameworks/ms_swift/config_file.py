@@ -51,7 +51,7 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     env: dict[str, Any] = {**(variables if isinstance(variables, Mapping) else {}), **source_file.env}
     texts = {str(name): str(value) for name, value in env.items()}
     reader = LaunchReader(source_file)
-    empty_argument = next((name for name, value in config.items() if value == []), None)
+    empty_argument = next((name for name, value in config.items() if name != "ENV" and value == []), None)
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
         raise reader.argument_error(
             str(empty_argument)[:100], "an empty list; expected one element or more, or a file without the key"

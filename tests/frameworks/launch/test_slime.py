@@ -35,7 +35,7 @@ def test_the_actor_runs_micro_batches_of_tokens_of_the_hubs_model() -> None:
     typed = changed(world_size=16)
     assert typed.layout.dp == 8
     assert "--devices 16 replaces the file's actor_num_nodes · actor_num_gpus_per_node = 1 · 8" in typed.notes
-    assert changed(("python3 train.py", "srun -n 4 python3 train.py")).layout.dp == 4
+    assert changed(("python3 train.py", "srun -n 4 python3 train.py")).layout.world_size == 8
 
 
 def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices() -> None:
