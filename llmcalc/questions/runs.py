@@ -387,21 +387,21 @@ def memory_question(
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
 
-def _with_score_head(preset: Preset, score_labels: int) -> Preset:
+def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
     """Returns the preset with a head of scores in place of a language model's, as `ForSequenceClassification` has it.
 
-    score_labels: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a language
-        model's head keeps its own.
+    score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
+        language model's head keeps its own.
     """
     if preset.model.head.type != "lm":
         return preset
-    if score_labels == 0:
+    if score_label_count == 0:
         from ..components.no_head import NoHead
 
         return preset.model_copy(update={"model": preset.model.model_copy(update={"head": NoHead()})})
     from ..components.classifier import Classifier
 
-    score_head = Classifier(num_labels=score_labels, bias=False, over="token")
+    score_head = Classifier(num_labels=score_label_count, bias=False, over="token")
     return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
 
 

@@ -14,7 +14,8 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
-from ..fsdp2.settings import Float8Recipe, Float8Settings, TitanSettings
+from ..fsdp2.settings import Float8Settings, TitanSettings
+from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
 from ..launch.record import (
     CommandLine,
     Launch,
@@ -31,10 +32,12 @@ from ..launch.trainer import attention_settings, lora_settings
 TARGET = "_target_"
 """Key of the Python object that a table describes."""
 
+CLASSIFIER_RECIPE = "TrainFinetuneRecipeForSequenceClassification"
+
 RECIPES = (
     "TrainFinetuneRecipeForNextTokenPrediction",
     "BenchmarkingRecipeForNextTokenPrediction",
-    "TrainFinetuneRecipeForSequenceClassification",
+    CLASSIFIER_RECIPE,
     "FinetuneRecipeForVLM",
 )
 """Recipes that are read."""
@@ -106,15 +109,29 @@ CONFIG_KEYS = field_names("""
     """)
 """Keys of `model.config` beside which the config of the hub is the model's."""
 
+CLASSIFIER = "NeMoAutoModelForSequenceClassification"
+
 BUILDERS = (
     "NeMoAutoModelForCausalLM",
     "NeMoAutoModelForImageTextToText",
     "NeMoAutoModelForMultimodalLM",
-    "NeMoAutoModelForSequenceClassification",
+    CLASSIFIER,
 )
 """Classes whose `from_pretrained` and `from_config` build the model of a config of the hub."""
 
 FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
+
+REDUCTION_FORMATS = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "None": "bfloat16",
+}
+"""Values of `mp_policy.reduce_dtype` → the format; of null it is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
+
+ADAPTER_FORMATS = {**FORMATS, "float16": "bf16", "fp16": "bf16"}
+"""Formats of adapters; those in float16 are as long as in bfloat16."""
 
 DISTRIBUTED_READ = field_names("""
     _target_ strategy dp_size dp_replicate_size tp_size cp_size pp_size ep_size sequence_parallel offload_policy
@@ -131,15 +148,8 @@ OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 FUSED_ADAM = ".FusedAdam"
 """The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
 
-FLOAT8_RECIPES: Mapping[str, Float8Recipe] = {
-    "tensorwise": "tensorwise",
-    "rowwise": "rowwise",
-    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
-}
-"""torchao's names of scalings of float8 products."""
-
-QUANTIZED = ("load_in_4bit", "load_in_8bit")
-"""Keys of `quantization` for weights of bitsandbytes."""
+QUANTIZED = {"load_in_4bit": 4, "load_in_8bit": 8}
+"""Key of `quantization` for weights of bitsandbytes → their bits."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -193,6 +203,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         _check_tables(reader, config)
         model = reader.table(config, "model")
         target = _model_name(reader, model)
+        if _is_classifier(config, model):
+            reader.score_label_count = reader.integer(model, "num_labels", 2)
         distributed = reader.table(config, "distributed")
         layout = _layout(reader, config, distributed)
         scheduler = reader.table(config, "step_scheduler")
@@ -218,8 +230,10 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         else:
-            quantized = {key: f"weights in {key[8]} bits without a table peft are not modelled" for key in QUANTIZED}
-            reader.refuse_if_set(reader.table(config, "quantization"), quantized, "quantization.")
+            refusal_reasons = {
+                key: f"weights in {bits} bits without a table peft are not modelled" for key, bits in QUANTIZED.items()
+            }
+            reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
         float8 = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
@@ -228,11 +242,25 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=target, stack=STACK)
 
 
+def _recipe_name(config: Table) -> str:
+    """Returns the name of the recipe's class, without its module; the text `None` where the file names none."""
+    recipe = config.get("recipe")
+    return str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
+
+
+def _is_classifier(config: Table, model: Table) -> bool:
+    """Whether the model has a head of scores, of which recipes/llm/train_seq_cls.py computes the loss."""
+    return (
+        _recipe_name(config) == CLASSIFIER_RECIPE
+        or f"{CLASSIFIER}." in str(model.get(TARGET) or "")[:120]
+        or model.get("num_labels") is not None
+    )
+
+
 def _check_tables(reader: LaunchReader, config: Table) -> None:
     """Records the tables that are ignored, and those that are unknown or turn on what is not modelled."""
-    recipe = config.get("recipe")
-    recipe_name = str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
-    if recipe is not None and recipe_name not in RECIPES:
+    recipe_name = _recipe_name(config)
+    if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
             "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
         )
@@ -240,7 +268,8 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
     for table_name, known_keys in TABLE_KEYS.items():
         table = reader.table(config, table_name)
         is_read = table_name != "optimizer" or str(table.get(TARGET, OPTIMIZERS[0])).endswith((*OPTIMIZERS, FUSED_ADAM))
-        unknown_keys(reader, table if is_read else {}, known_keys, table_name)
+        if is_read:
+            unknown_keys(reader, table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -260,8 +289,6 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
     for table, place in ((model, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{place}.num_nextn_predict_layers", "multi-token prediction is not modelled")
-    if builder_path.startswith("NeMoAutoModelForSequenceClassification") or model.get("num_labels") is not None:
-        reader.score_label_count = reader.integer(model, "num_labels", 2)
     names = (
         model.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
@@ -291,12 +318,14 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages",
         )
-        pp = 1
     fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
-    dp, rest = divmod(world_size, tp * cp)
-    if rest or dp % replicas:
-        raise reader.argument_error("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
+    divisor = tp * cp * replicas
+    if world_size % divisor:
+        raise reader.argument_error(
+            "distributed",
+            f"{world_size} devices; expected a multiple of tp_size · cp_size · dp_replicate_size = {divisor}",
+        )
     if ep > 1 and (tp > 1 or world_size % ep):
         raise reader.argument_error(
             "distributed.ep_size", f"{ep}; expected a divisor of the {world_size} devices, and tp_size 1"
@@ -308,7 +337,7 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     return Layout(
         tp=tp,
         cp=cp,
-        dp=dp,
+        dp=world_size // (tp * cp),
         ep=ep,
         zero=3 if is_sharded else 0,
         hsdp_replicas=replicas if is_sharded else 1,
@@ -369,14 +398,18 @@ def _sharding_settings(
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     policy = reader.table(distributed, "mp_policy")
     unknown_keys(reader, policy, POLICY_KEYS, "distributed.mp_policy")
-    if str(policy.get("output_dtype", "bfloat16")).removeprefix("torch.") != "bfloat16":
+    if _dtype_name(policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
-    if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
+    if FORMATS.get(_dtype_name(policy.get("param_dtype", "bfloat16"))) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
-    reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
+    reduction_format = _dtype_name(policy.get("reduce_dtype", "float32"))
+    if reduction_format not in REDUCTION_FORMATS:
+        reader.refuse(
+            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduction_format)}; float32 and bfloat16 are modelled"
+        )
     return TitanSettings(
         float8=float8,
-        reduction_format="bfloat16" if reduces_in_16_bits else "float32",
+        reduction_format=REDUCTION_FORMATS.get(reduction_format, "float32"),
         reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
         offloads_to_host=distributed.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
@@ -399,9 +432,14 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {}
 
 
+def _dtype_name(written_dtype: Any) -> str:
+    """Returns the name of a torch dtype, such as `float32` of `torch.float32`."""
+    return str(written_dtype).removeprefix("torch.")[:20]
+
+
 def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict[str, Any]:
     """Returns the formats of weights, which the optimizer updates as they are stored."""
-    written_format = str(reader.value(model, "torch_dtype", "auto")).removeprefix("torch.")[:20]
+    written_format = _dtype_name(reader.value(model, "torch_dtype", "auto"))
     dtype = FORMATS.get(written_format)
     if dtype is None:
         raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
@@ -421,9 +459,7 @@ def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
     name, key = model.get("attn_implementation"), "model.attn_implementation"
     if name is None and backend.get("attn") == "eager":
         name, key = "eager", "model.backend.attn"
-    if name is None:
-        return {**settings, "attn_implementation": "flash"}
-    if name in OTHER_FUSED_ATTENTION:
+    if name is None or name in OTHER_FUSED_ATTENTION:
         return {**settings, "attn_implementation": "flash"}
     return settings | attention_settings(reader, key, name)
 
@@ -453,12 +489,10 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
     which these are longer (`store_param_remainders`).
     """
-    formats = {
-        str(optimizer.get(key) or "float32").removeprefix("torch.") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")
-    }
+    formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
     if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
-    if str(optimizer.get("master_weight_dtype") or "float32").removeprefix("torch.") != "float32":
+    if _dtype_name(optimizer.get("master_weight_dtype") or "float32") != "float32":
         reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
         has_remainders = reader.flag(optimizer, "store_param_remainders")
@@ -492,7 +526,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default."""
+    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default.
+
+    Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
+    """
     adapters = reader.table(config, "peft")
     unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = adapters.get("target_modules") or []
@@ -513,16 +550,19 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         dropout_value=adapters.get("dropout"),
         magnitude_value=reader.flag(adapters, "use_dora"),
     )
-    adapter_format = FORMATS.get(str(adapters.get("lora_dtype") or "bf16").removeprefix("torch."))
-    settings["lora_dtype"] = adapter_format or "bf16"
     quantization = reader.table(config, "quantization")
+    weight_place = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
+    place = "peft.lora_dtype" if adapters.get("lora_dtype") else weight_place
+    table_name, _, key = place.partition(".")
+    adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
+    if adapter_format not in ADAPTER_FORMATS:
+        reader.refuse(place, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
+    settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")
     if reader.flag(quantization, "load_in_4bit"):
         has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
         quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
         if quant_type != "nf4":
-            reader.unknown_arguments["quantization.bnb_4bit_quant_type"] = (
-                f"{short_repr(quant_type)[:60]} is not modelled; nf4 is"
-            )
+            reader.refuse("quantization.bnb_4bit_quant_type", f"{short_repr(quant_type)[:60]} is not modelled; nf4 is")
         settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
     elif reader.flag(quantization, "load_in_8bit"):
         settings["base"] = "int8"

@@ -21,7 +21,6 @@ class RefusedProgram:
     name: its name.
     program_pattern: pattern of the programs of its commands.
     python_pattern: pattern of a line of its Python files; empty (default) if it has none.
-    argument_pattern: an argument that its commands have; empty (default) if their program says enough.
     reason_and_advice: what is not modelled, and what to do.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
@@ -30,7 +29,6 @@ class RefusedProgram:
     program_pattern: str
     reason_and_advice: str
     python_pattern: str = ""
-    argument_pattern: str = ""
     reads_configs: bool = False
 
     def runs(self, command_line: CommandLine) -> bool:
@@ -39,10 +37,7 @@ class RefusedProgram:
 
         if self.reads_configs and config_file_and_words(command_line) is not None:
             return False
-        matches_flag = not self.argument_pattern or any(
-            re.match(self.argument_pattern, command_word) for command_word in command_line.words
-        )
-        return matches_flag and re.fullmatch(self.program_pattern, command_line.program) is not None
+        return re.fullmatch(self.program_pattern, command_line.program) is not None
 
     def read_command(self, command_line: CommandLine, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a command of the program."""

@@ -50,7 +50,7 @@ class Rollout:
     shares_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the share of the
         first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
     is_own_process: whether it is a process of its own, with a CUDA context of its own.
-    offloaded_states: states of the trained model that are on the host while another phase runs; `reference_model`: the
+    offloaded_states: states of the trained model that are on the host while another phase runs; `reference`: the
         reference model is there during rollouts.
     reference_model: the reference model.
     reward_model: the reward model; default none.

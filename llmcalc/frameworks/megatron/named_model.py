@@ -130,8 +130,9 @@ def precision_aware_settings(reader: LaunchReader, config: Table) -> dict[str, A
         return {}
     state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
     if state_formats[0] != state_formats[1]:
-        reader.unknown_arguments["--exp_avg_sq_dtype"] = (
-            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
+        reader.refuse(
+            "--exp-avg-sq-dtype",
+            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here",
         )
     gradient_format = str(reader.value(config, "main_grads_dtype", "fp32"))
     reader.written_options |= {

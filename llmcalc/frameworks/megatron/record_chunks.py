@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from itertools import accumulate, chain
 from operator import or_
 from typing import TypeAlias
@@ -46,7 +47,6 @@ class RecordedChunk:
     passes: its passes, with 0 for the number of the chunk.
     storages: name of a tensor that stays allocated → the storages that it has had.
     storage_sizes: name of such a tensor → bytes of its first and of its last storage.
-    allocated_in_forward: such tensors that a forward pass allocates.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
@@ -56,14 +56,19 @@ class RecordedChunk:
     passes: RecordedPasses
     storages: Mapping[str | Shape, tuple[int, ...]]
     storage_sizes: Mapping[str | Shape, tuple[int, int]]
-    allocated_in_forward: Names
     recording_units: int
-    _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict)
+    _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict, init=False)
 
     @property
     def names(self) -> Names:
         """The names of tensors still allocated after the forward and backward passes."""
         return frozenset(self.storages)
+
+    @cached_property
+    def allocated_in_forward(self) -> Names:
+        """The names of such tensors that a forward pass allocates."""
+        forward_storages = _allocated_in_forward(self.passes)
+        return frozenset(name for name, numbers in self.storages.items() if numbers[0] in forward_storages)
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
@@ -186,14 +191,14 @@ def _recorded_chunk(
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
 
-        def record_chunk(layer_stacks: Sequence[LayerStack]) -> RecordedChunk:
+        def record_chunk(layer_stack: LayerStack | None) -> RecordedChunk:
             recording_run = RankRun(spec, settings, rank, EventRecorder())
-            return _record_chunk(recording_run, chunk_number, layer_stacks, is_interleaved, distinguishes_previous_pass)
+            return _record_chunk(recording_run, chunk_number, layer_stack, is_interleaved, distinguishes_previous_pass)
 
         for layer_stack in [*repeating_stacks(rank_run, model_chunk), None]:
             try:
                 if layer_stack is None:
-                    _chunks[cache_key] = record_chunk([])
+                    _chunks[cache_key] = record_chunk(None)
                 else:
                     program_key = _shortened_program_key(rank_run, model_chunk, layer_stack)
                     shortened_chunk, recorded_stack = _shortened_chunk(
@@ -230,13 +235,13 @@ def _shortened_chunk(
     cache_key: tuple[object, ...],
     spec: ModelSpec,
     layer_stack: LayerStack,
-    record_chunk: Callable[[Sequence[LayerStack]], RecordedChunk],
+    record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
     """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the stack that was recorded."""
     if cache_key not in _shortened_chunks:
         if len(_shortened_chunks) >= MAX_CHUNKS:
             _shortened_chunks.clear()
-        _shortened_chunks[cache_key] = spec, layer_stack, record_chunk([layer_stack])
+        _shortened_chunks[cache_key] = spec, layer_stack, record_chunk(layer_stack)
     _, recorded_stack, shortened_chunk = _shortened_chunks[cache_key]
     return shortened_chunk, recorded_stack
 
@@ -263,36 +268,34 @@ def _shortened_program_key(rank_run: RankRun, model_chunk: ModelChunk, layer_sta
 def _record_chunk(
     rank_run: RankRun,
     chunk_number: int,
-    layer_stacks: Sequence[LayerStack],
+    layer_stack: LayerStack | None,
     is_interleaved: bool,
     splits_by_previous: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
-    layer_stacks: stacks of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk.
+    layer_stack: the stack of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk; None for all
+        layers.
     """
     model_chunk, effort_before = rank_run.chunks[chunk_number], EFFORT.units
     rank_run.chunks, model_chunk.chunk_index = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
-    model_chunk.lowering.run_only = {
-        i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
-    }
+    model_chunk.lowering.run_only = (
+        {} if layer_stack is None else {0: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)}
+    )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
     shared_blocks = rank_run.persistent.shared
-    return _recorded_chunk_of_passes(
-        RecordedChunk(
-            model_chunk.program,
-            model_chunk.lowering.first_layer_index,
-            model_chunk.parameters,
-            recorded_passes,
-            {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()},
-            {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_blocks.items()},
-            frozenset(),
-            EFFORT.subtract_work_since(effort_before),
-        )
+    return RecordedChunk(
+        model_chunk.program,
+        model_chunk.lowering.first_layer_index,
+        model_chunk.parameters,
+        recorded_passes,
+        {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()},
+        {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_blocks.items()},
+        EFFORT.subtract_work_since(effort_before),
     )
 
 
@@ -304,25 +307,16 @@ def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_st
     """
     recorded_passes = shortened_chunk.passes
     shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, [layer_stack])
-    return _recorded_chunk_of_passes(
-        replace(
-            shortened_chunk,
-            program=program,
-            parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
-            passes=RecordedPasses(*shortened_passes.extended_passes()),
-            storages={
-                tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
-                for tensor_name, storage_numbers in shortened_chunk.storages.items()
-            },
-        )
+    return replace(
+        shortened_chunk,
+        program=program,
+        parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
+        passes=RecordedPasses(*shortened_passes.extended_passes()),
+        storages={
+            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
+            for tensor_name, storage_numbers in shortened_chunk.storages.items()
+        },
     )
-
-
-def _recorded_chunk_of_passes(chunk: RecordedChunk) -> RecordedChunk:
-    """Returns a chunk with the names of the tensors that its forward passes allocate."""
-    forward_storages = _allocated_in_forward(chunk.passes)
-    names = frozenset(tensor_name for tensor_name, numbers in chunk.storages.items() if numbers[0] in forward_storages)
-    return replace(chunk, allocated_in_forward=names, _traces={})
 
 
 def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:

@@ -50,6 +50,12 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     variables = config.get("ENV")
     env: dict[str, Any] = {**(variables if isinstance(variables, Mapping) else {}), **source_file.env}
     texts = {str(name): str(value) for name, value in env.items()}
+    reader = LaunchReader(source_file)
+    empty_argument = next((name for name, value in config.items() if name != "ENV" and value == []), None)
+    if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
+        raise reader.argument_error(
+            str(empty_argument)[:100], "an empty list; expected one element or more, or a file without the key"
+        )
     words = [
         word
         for name, value in config.items()
@@ -58,9 +64,10 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     ]
     world_size = source_file.world_size
     if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
-        nodes = integer_of(LaunchReader(source_file), "NNODES", texts.get("NNODES") or 1)
+        nodes = integer_of(reader, "NNODES", texts.get("NNODES") or 1)
         world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * nodes
-    source = replace(source_file, env=texts, world_size=world_size)
+    is_typed = source_file.has_typed_device_count and source_file.world_size is not None
+    source = replace(source_file, env=texts, world_size=world_size, has_typed_device_count=is_typed)
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
 
 

@@ -35,6 +35,9 @@ PARALLELISM_KEYS = field_names("""
     expert_parallel_size context_parallel_size moe_layer_recompute
     """)
 
+SIZES = ("tp", "pp", "context_parallel_size")
+"""Keys of `parallelism` with the sizes of groups, beside `dp`."""
+
 TABLES_READ = field_names("general model optimizer parallelism tokens data_stages")
 
 TABLES_IGNORED = field_names("tokenizer checkpoints logging metrics_logging profiler lighteval s3_upload")
@@ -96,8 +99,6 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             seq=integer_of(reader, "tokens.sequence_length", tokens.get("sequence_length")),
             num_microbatches=reader.integer(tokens, "batch_accumulation_per_replica", 1),
             recompute_granularity="full" if reader.flag(parallelism, "recompute_layer") else None,
-            recompute_method="uniform" if reader.flag(parallelism, "recompute_layer") else None,
-            recompute_num_layers=1 if reader.flag(parallelism, "recompute_layer") else None,
             grad_dtype="fp32" if reader.flag(optimizer, "accumulate_grad_in_fp32") else "bf16",
             fuses_activation=False,
         )
@@ -113,7 +114,7 @@ def _check_stages(reader: LaunchReader, config: Table, tokens: Table) -> None:
     stages = config.get("data_stages")
     lengths = [stage.get("sequence_length") for stage in stages or () if isinstance(stage, Mapping)]
     if any(length not in (None, tokens.get("sequence_length")) for length in lengths):
-        reader.unknown_arguments["data_stages.sequence_length"] = "another length than tokens.sequence_length"
+        reader.refuse("data_stages.sequence_length", "another length than tokens.sequence_length")
 
 
 def _rope_theta(reader: LaunchReader, config: Table) -> float:
@@ -130,18 +131,15 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
     return theta
 
 
-SIZES = ("tp", "pp", "context_parallel_size")
-"""Keys of `parallelism` with the sizes of groups, beside `dp`."""
-
-
 def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
     config = reader.table(model, "model_config")
     unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
     attention = config.get("_attn_implementation")
     if attention not in (None, *FLASH_KERNELS):
-        reader.unknown_arguments["model.model_config._attn_implementation"] = (
-            f"{short_repr(attention)[:60]} is not modelled; {FLASH_KERNELS[0]} is"
+        reader.refuse(
+            "model.model_config._attn_implementation",
+            f"{short_repr(attention)[:60]} is not modelled; {FLASH_KERNELS[0]} is",
         )
     if not any(config.get(key) for key in MODEL_TYPES):
         raise reader.argument_error(

@@ -31,7 +31,7 @@ from ..megatron.named_model import (
     precision_aware_settings,
 )
 
-READ = argument_names(__file__, "read")
+READ = argument_names(__file__, "read").union(HOST_OPTIMIZER, PRECISION_AWARE)
 IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in MEGATRON_IGNORED}
 IGNORED_BEGINNINGS = tuple(argument_names(__file__, "ignored_beginnings"))
 
@@ -48,7 +48,6 @@ MODELLED: dict[str, tuple[Any, ...]] = {
     "hidden_dropout": (0, "0.0"),
     "mtp_num_layers": (0, None),
     "enable_mtp_training": (False,),
-    "moe_enable_deepep": (False, True),
     "fp8_format": (None, "none"),
     "keep_old_actor": (False,),
     "freeze_params_name_list": (None,),
@@ -86,13 +85,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
-        server_arguments = {keyword_of(name) for name in arguments if keyword_of(name).startswith(SGLANG)}
-        read_names = READ.union(HOST_OPTIMIZER, PRECISION_AWARE, server_arguments)
-        config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint", "sglang_config"})
-        ignored_arguments = [name for name in config if name in IGNORED or name.startswith(IGNORED_BEGINNINGS)]
-        reader.check_names(
-            config, (*read_names, *MODELLED), [name for name in ignored_arguments if name not in read_names]
-        )
+        read_names = READ.union(name for name in map(keyword_of, arguments) if _is_server_argument(name))
+        config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
+        reader.check_names(config, (*read_names, *MODELLED), [name for name in config if _is_ignored(name)])
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
@@ -105,6 +100,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
         model_id = model_name(arguments.get("--hf-checkpoint"))
         return reader.launch("megatron", launch_settings, target=model_id, rollout=rollout)
+
+
+def _is_ignored(name: str) -> bool:
+    """Whether an argument changes no memory."""
+    return name not in READ and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
+
+
+def _is_server_argument(name: str) -> bool:
+    """Whether an argument is a flag of SGLang's server, which may be unknown."""
+    return name.startswith(SGLANG) and not _is_ignored(name)
 
 
 def _is_model(word: str) -> bool:
@@ -143,7 +148,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")
     }
     cp = sizes["context"]
-    world_size = _device_count(reader, config)
+    world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
     is_dynamic = reader.flag(config, "use_dynamic_batch_size")
     rank_tokens = _tokens(reader, config)
     ranks_of_replica = sizes["tensor_model"] * sizes["pipeline_model"] * cp
@@ -189,14 +194,6 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         if config.get(name) not in (None, False, -1):
             reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
-
-
-def _device_count(reader: LaunchReader, config: Table) -> int:
-    """Returns the devices of the actor: `--devices`, or nodes · devices of a node."""
-    if reader.source.world_size is not None:
-        return reader.source.world_size
-    nodes = reader.integer(config, "actor_num_nodes", 1)
-    return nodes * reader.integer(config, "actor_num_gpus_per_node", 8)
 
 
 def _samples(reader: LaunchReader, config: Table) -> int:
@@ -254,10 +251,10 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     for name, value in config.items():
         flag_name = name.removeprefix(SGLANG)
-        if not name.startswith(SGLANG) or name in IGNORED or name.startswith(IGNORED_BEGINNINGS):
+        if not _is_server_argument(name):
             continue
         if flag_name not in keywords:
-            reader.unknown_arguments[flag_of(name)] = "no flag of SGLang that is known"
+            reader.refuse(flag_of(name), "no flag of SGLang that is known")
         else:
             flags[flag_name] = value
     try:

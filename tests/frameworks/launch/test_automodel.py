@@ -51,6 +51,8 @@ def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:
         reduction_format="float32", reduces_each_microbatch=False, outer_groups="together", wraps_whole_experts=False
     )
     assert launch.settings["master_weights"] == "none"
+    in_bf16 = changed(8, peft=None, distributed={"mp_policy": {"reduce_dtype": None}})
+    assert in_bf16.own_settings.reduction_format == "bfloat16"
     in_fp32 = changed(8, peft=None, model={"torch_dtype": "float32"})
     assert (in_fp32.settings["dtype"], in_fp32.settings["master_weights"]) == ("bf16", "fp32")
 
@@ -124,6 +126,10 @@ def test_products_in_8_bits_need_shards() -> None:
         ({"recipe": "TrainEagle3Recipe"}, "'TrainEagle3Recipe' is not modelled"),
         ({"optimizer": {"_target_": "dion.Muon"}}, "'dion.Muon' is not modelled"),
         ({"qat": {"enabled": True}}, "quantization-aware"),
+        (
+            {"distributed": {"dp_replicate_size": 3}},
+            "8 devices; expected a multiple of tp_size · cp_size · dp_replicate_size = 3",
+        ),
         ({"distributed": {"ep_size": 3}}, "expected a divisor of the 8 devices"),
         ({"step_scheduler": {"batch_size": 8}}, "step_scheduler.batch_size"),
         ({"optimizer": {"amsgrad": True}}, "optimizer.amsgrad"),
@@ -132,6 +138,8 @@ def test_products_in_8_bits_need_shards() -> None:
         ({"fp8": {"enabled": False, "recipe": "rowwise"}}, "fp8.recipe"),
         ({"fp8": {"enabled": True, "emulate": True}}, "fp8.emulate"),
         ({"distributed": {"mp_policy": {"grad_dtype": "float32"}}}, "distributed.mp_policy.grad_dtype"),
+        ({"peft": None, "distributed": {"mp_policy": {"reduce_dtype": "float16"}}}, "reduce_dtype .'float16'; float32"),
+        ({"peft": {"lora_dtype": "int4"}}, "peft.lora_dtype .'int4'; bfloat16, float16 and float32 are modelled"),
         ({"peft": None, "quantization": {"load_in_8bit": True}}, "weights in 8 bits without a table peft"),
         ({"peft": None, "quantization": {"load_in_4bit": True}}, "weights in 4 bits without a table peft"),
         ({"quantization": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}}, "'fp4' is not modelled"),
@@ -148,6 +156,31 @@ def test_weights_in_4_bits_have_nested_scales_by_default() -> None:
     assert changed(quantization={"load_in_4bit": True}).settings["base"] == "nf4-dq"
     plain = {"load_in_4bit": True, "bnb_4bit_use_double_quant": False}
     assert changed(quantization=plain).settings["base"] == "nf4"
+
+
+def test_adapters_have_the_format_of_frozen_weights() -> None:
+    """components/_peft/lora.py: of weights in 4 bits, that of `bnb_4bit_compute_dtype`, by default bfloat16."""
+    in_fp32 = {"torch_dtype": "float32"}
+    quantized = {"load_in_4bit": True}
+    assert changed(model=in_fp32).settings["lora_dtype"] == "fp32"
+    assert changed(model=in_fp32, peft={"lora_dtype": "torch.bfloat16"}).settings["lora_dtype"] == "bf16"
+    assert changed(quantization=quantized).settings["lora_dtype"] == "bf16"
+    quantized_in_fp32 = changed(quantization={**quantized, "bnb_4bit_compute_dtype": "float32"})
+    assert quantized_in_fp32.settings["lora_dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("tables", "label_count"),
+    [
+        ({"model": {"_target_": "nemo_automodel.NeMoAutoModelForSequenceClassification.from_pretrained"}}, 2),
+        ({"recipe": "TrainFinetuneRecipeForSequenceClassification"}, 2),
+        ({"recipe": "TrainFinetuneRecipeForSequenceClassification", "model": {"num_labels": 5}}, 5),
+        ({}, None),
+    ],
+)
+def test_a_classifier_has_a_head_of_scores(tables: dict[str, Any], label_count: int | None) -> None:
+    """recipes/llm/train_seq_cls.py; without `num_labels` transformers' config has 2 (configuration_utils.py)."""
+    assert changed(**tables).score_label_count == label_count
 
 
 def test_the_command_names_processes_and_overrides() -> None:

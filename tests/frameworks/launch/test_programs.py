@@ -116,6 +116,22 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
         launch_of("ENV: {NNODES: a, NPROC_PER_NODE: 2}\nmodel: a/b\ntuner_type: full\nmax_length: 64", "swift.yaml")
 
 
+def test_a_file_of_ms_swift_may_show_a_process_several_devices() -> None:
+    """swift/model/register.py, `get_default_device_map`: as in a script, transformers divides the layers over them."""
+    lines = "ENV: {NPROC_PER_NODE: 2, CUDA_VISIBLE_DEVICES: '0,1,2,3'}\nmodel: a/b\ntuner_type: lora\nmax_length: 64\n"
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 4 devices of 2 processes"):
+        launch_of(lines, "swift.yaml")
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 4 devices of 1 process:"):
+        launch_of(lines.replace("NPROC_PER_NODE: 2, ", ""), "swift.yaml")
+    assert launch_of(lines, "swift.yaml", 4).layout.dp == 4
+
+
+def test_an_empty_list_in_a_file_of_ms_swift_is_refused() -> None:
+    """transformers/hf_argparser.py: a list is read with `nargs="+"`, which wants a word behind the argument."""
+    with pytest.raises(InputError, match=r"swift.yaml: target_modules: an empty list; expected one element or more"):
+        launch_of("model: a/b\ntuner_type: lora\nmax_length: 64\ntarget_modules: []\n", "swift.yaml")
+
+
 SEQUENCE_RANKS = (
     "NPROC_PER_NODE=8 {} swift sft --model Qwen/Qwen3.5-4B --tuner_type lora --target_modules all-linear "
     "--torch_dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 65535 "

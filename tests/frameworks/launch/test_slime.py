@@ -32,7 +32,10 @@ def test_the_actor_runs_micro_batches_of_tokens_of_the_hubs_model() -> None:
     assert expected.items() <= launch.settings.items()
     divided = changed(("--context-parallel-size 1", "--context-parallel-size 2"))
     assert (divided.layout.cp, divided.settings["seq"]) == (2, 4096)
-    assert changed(world_size=16).layout.dp == 8
+    typed = changed(world_size=16)
+    assert typed.layout.dp == 8
+    assert "--devices 16 replaces the file's actor_num_nodes · actor_num_gpus_per_node = 1 · 8" in typed.notes
+    assert changed(("python3 train.py", "srun -n 4 python3 train.py")).layout.world_size == 8
 
 
 def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices() -> None:
@@ -100,6 +103,7 @@ def test_the_engine_has_the_flags_of_sglangs_server() -> None:
         "quantization": "fp8",
         "mem_fraction_static": 0.7,
     }
+    assert "sglang_server_concurrency" in launch.ignored_arguments
     assert any(note.startswith("--sglang-cuda-graph-bs: known when the script runs") for note in launch.notes)
 
 
@@ -138,7 +142,7 @@ def test_an_error_of_the_engine_names_slimes_arguments(
         (
             "--optimizer adam",
             "--optimizer adam --use-precision-aware-optimizer --exp-avg-sq-dtype bf16",
-            "--exp_avg_sq_dtype",
+            "--exp-avg-sq-dtype",
         ),
         ("--balance-data", "--balance-data --sglang-invented 1", "--sglang-invented"),
         ("--balance-data", "--balance-data --sglang-kv-cache-dtype int2", "--sglang-kv-cache-dtype 'int2': is not"),
