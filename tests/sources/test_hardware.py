@@ -313,19 +313,22 @@ def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("words", "expected"),
     [
-        ("2x l40s", "l40s --devices 2"),  # whose name ends in the letter of the plural; the L40 is another card
-        ("4 L40S", "l40s --devices 4"),
-        ("2x l40", "l40 --devices 2"),
-        ("8 h100 80gb", "h100-sxm --devices 8"),
-        ("kaggle t4 x2", "t4 --devices 2"),
-        ("colab tpu", "tpu-v5e"),  # https://github.com/jax-ml/jax-ai-stack/pull/242
-        ("Kaggle TPU VM", "tpu-v5e --devices 8"),
+        (
+            "2x l40s",
+            "one, --hardware l40s, and --devices 2 where a command has it",
+        ),  # whose name ends in the letter of the plural; the L40 is another card
+        ("4 L40S", "one, --hardware l40s, and --devices 4 where a command has it"),
+        ("2x l40", "one, --hardware l40, and --devices 2 where a command has it"),
+        ("8 h100 80gb", "one, --hardware h100-sxm, and --devices 8 where a command has it"),
+        ("kaggle t4 x2", "one, --hardware t4, and --devices 2 where a command has it"),
+        ("colab tpu", "--hardware tpu-v5e"),  # https://github.com/jax-ml/jax-ai-stack/pull/242
+        ("Kaggle TPU VM", "--hardware tpu-v5e --devices 8"),
     ],
 )
-def test_words_for_several_accelerators_are_answered_with_their_options(words: str, options: str) -> None:
-    with pytest.raises(InputError, match=rf"expected --hardware {options}$"):
+def test_words_for_several_accelerators_are_answered_with_their_options(words: str, expected: str) -> None:
+    with pytest.raises(InputError, match=rf"expected {expected}$"):
         find_hardware(words)
 
 
