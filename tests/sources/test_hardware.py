@@ -315,10 +315,8 @@ def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (
-            "2x l40s",
-            "one, --hardware l40s, and --devices 2 where a command has it",
-        ),  # whose name ends in the letter of the plural; the L40 is another card
+        # the name of the L40S ends in the letter of the plural; the L40 is another card
+        ("2x l40s", "one, --hardware l40s, and --devices 2 where a command has it"),
         ("4 L40S", "one, --hardware l40s, and --devices 4 where a command has it"),
         ("2x l40", "one, --hardware l40, and --devices 2 where a command has it"),
         ("8 h100 80gb", "one, --hardware h100-sxm, and --devices 8 where a command has it"),
