@@ -66,18 +66,16 @@ class EngineCommand(Command):
 
             engine, _ = engine_and_version(engine_texts[0])
             options = self._llmcalc_options(ctx)
-            typed_names = [argument.partition("=")[0] for argument in args]
-            llmcalc_names = {name: llmcalc_spelling(name, OTHER_NAMES, options) for name in typed_names}
+            option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
+            spellings = {name: llmcalc_spelling(name, OTHER_NAMES, options) for name in option_names}
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
                 args,
                 options,
                 engine.flags_by_option,
-                other_ways={
-                    **{typed_name: name for typed_name, name in llmcalc_names.items() if name},
-                    **engine.alternatives_by_option,
-                },
+                other_ways={name: spelling for name, spelling in spellings.items() if spelling}
+                | dict(engine.alternatives_by_option),
             )
             self._refuse_idle_short_flags(ctx, engine, args)
             args = remaining_arguments

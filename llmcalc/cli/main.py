@@ -277,13 +277,14 @@ def _accepted_in_place_of(extra_words: str, context: Any) -> str:
     if extra_word.lower() in ("gb", "gib"):
         return "a size and its unit as one word, such as 24GiB"
     if "--hardware" in _option_names(context.command) and not extra_word.endswith(".toml"):
-        try:
-            return f"one accelerator as --hardware {find_hardware(extra_words).name}"
-        except UnknownAccelerator:
-            pass
-        except InputError as error:
-            if not extra_words.isdigit():
-                return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
+        for words in dict.fromkeys((extra_words, extra_word)):
+            try:
+                return f"one accelerator as --hardware {find_hardware(words).name}"
+            except UnknownAccelerator:
+                continue
+            except InputError as error:
+                if not words.isdigit():
+                    return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
 

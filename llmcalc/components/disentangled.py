@@ -31,6 +31,7 @@ from .base import (
     Positions,
     StackPart,
     StackPosition,
+    check_divisor,
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -200,11 +201,8 @@ class SideConvolution(StackPart):
         return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        if stack_position.width % self.conv_groups:
-            raise ValueError(
-                f"{stack_position.path}.conv_groups: {self.conv_groups} does not divide hidden_size "
-                f"{stack_position.width}"
-            )
+        conv_groups_path = f"{stack_position.path}.conv_groups"
+        check_divisor(conv_groups_path, self.conv_groups, "hidden_size", stack_position.width)
         if stack_position.stack_name == "decoder":
             raise ValueError(f"{stack_position.path}: it sees tokens on both sides; expected an encoder")
 

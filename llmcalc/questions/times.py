@@ -156,10 +156,8 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         if needed_bytes > hardware.capacity_bytes and not is_planned_first:
             fastest_layout_plan = _fastest_fitting_layout(run_question, options)
         if fastest_layout_plan is not None:
-            layout_candidate, framework_record = (
-                fastest_layout_plan.ranked_layouts.feasible[0],
-                fastest_layout_plan.framework,
-            )
+            layout_candidate = fastest_layout_plan.ranked_layouts.feasible[0]
+            framework_record = fastest_layout_plan.framework
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
             chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()

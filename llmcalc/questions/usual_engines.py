@@ -29,7 +29,7 @@ from ..studies.fit import (
     largest_fitting_number,
     single_setting_changes,
 )
-from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption
+from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption, is_whole_computer
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
 
@@ -232,7 +232,7 @@ class UsualEngine:
         needs least of each. None if bytes are unknown, and for computers where one does not suffice.
         """
         most_devices = min(MOST_SPLIT_DEVICES, layer_count(run_memory))
-        if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_laptop_gpu:
+        if is_whole_computer(self.hardware):
             most_devices = 1
         options: list[HardwareOption] = []
         for devices in range(least_devices, most_devices + 1):
@@ -305,23 +305,23 @@ def gguf_replicas(
     None for other weights, for options that divide more than layers, and where the engine does not run or its buffers
     are not known.
     """
-    engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
-    return None if engine is None else engine.fit_replicas(run_memory, layout_request)
+    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
+    return None if usual_engine is None else usual_engine.fit_replicas(run_memory, layout_request)
 
 
 def gguf_replica(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ReplicaFit | None:
-    """Returns the best replica of `gguf_replicas`; None as that."""
-    engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
-    replicas = [] if engine is None else engine.tried_replicas(run_memory, layout_request)
+    """Returns the best replica of `gguf_replicas`; None where that is None."""
+    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
+    replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
 
 
 def _engine_that_divides_layers(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> UsualEngine | None:
-    """Returns the engine of a GGUF file's weights whose layers alone are divided; None as of `gguf_replicas`."""
+    """Returns the engine of a GGUF file's weights whose layers alone are divided; None where `gguf_replicas` is."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not has_gguf_weights(run_memory) or not divides_layers or is_several_computers:
@@ -334,8 +334,8 @@ def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFi
 
     None for other weights, and where the engine does not run or its buffers are not known.
     """
-    engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
-    device_bytes = None if engine is None else engine.device_bytes(int(run_memory.states.workload.batch))
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    device_bytes = None if usual_engine is None else usual_engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
 
@@ -344,8 +344,8 @@ def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> Hardw
 
     Where it fits on none, the number that needs least. None as of `gguf_fit`, and for several whole computers.
     """
-    engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
-    return None if engine is None else engine.fewest_devices(run_memory)
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    return None if usual_engine is None else usual_engine.fewest_devices(run_memory)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,14 @@ from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights
 from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
-from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption
+from ..studies.fit_options import (
+    MOST_COMPUTERS,
+    MOST_DEVICES,
+    MOST_SPLIT_DEVICES,
+    WHOLE_COMPUTERS,
+    HardwareOption,
+    is_whole_computer,
+)
 from ..studies.fit_serving import ServingFitAnswer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
@@ -262,16 +269,9 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
-    memory, best_replica, largest_run_fit = (
-        serving_answer.memory,
-        serving_answer.best_replica,
-        serving_answer.largest_run,
-    )
-    memory_use, accelerator_fit, devices = (
-        memory.states,
-        serving_answer.best_replica.fit,
-        serving_answer.best_replica.layout.world_size,
-    )
+    memory, best_replica = serving_answer.memory, serving_answer.best_replica
+    largest_run_fit = serving_answer.largest_run
+    memory_use, accelerator_fit, devices = memory.states, best_replica.fit, best_replica.layout.world_size
     sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
         row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)
@@ -284,7 +284,10 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     engine_title = largest_run_fit.engine_title
     buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
     if has_gguf_weights(memory) and not engine_title:
-        buffers_text += ", not llama.cpp's buffers, which are known where layers alone are divided (--pp, --dp)"
+        buffers_text += ", not llama.cpp's buffers"
+        divides_matrices = best_replica.layout.tp > 1 or best_replica.layout.ep > 1
+        if divides_matrices and accelerator_fit.hardware.vendor not in WHOLE_COMPUTERS:
+            buffers_text += ", which are known where layers alone are divided (--pp, --dp)"
     notes = [
         f"{buffers_text}; the layout with most replicas that fits, or the one that requires least",
         *_host_layer_notes(largest_run_fit, accelerator_fit),
@@ -442,8 +445,8 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
 def _split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
     """Returns the note that the engine fits on no number of accelerators among which it divides layers."""
     hardware = fit_answer.fit.hardware
-    is_one_computer = hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu
-    if not fit_answer.engine_title or is_one_computer or any(option.fit.verdict != "no" for option in options):
+    has_fitting_option = any(option.fit.verdict != "no" for option in options)
+    if not fit_answer.engine_title or is_whole_computer(hardware) or has_fitting_option:
         return []
     return [f"{fit_answer.engine_title} divides layers among up to {MOST_SPLIT_DEVICES}, on none of which they fit"]
 

@@ -315,10 +315,8 @@ def _chunk_note(run_memory: Memory) -> str:
 
 
 def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
-    tokens_text, sequences_text = (
-        plural(memory_use.workload.seq, "token"),
-        plural(memory_use.workload.batch, "sequence"),
-    )
+    tokens_text = plural(memory_use.workload.seq, "token")
+    sequences_text = plural(memory_use.workload.batch, "sequence")
     note_text = f"KV cache: keys, values and any recurrent state of {sequences_text} of {tokens_text} (--batch, --seq)"
     if block_tokens:
         block_text = plural(block_tokens, "token")

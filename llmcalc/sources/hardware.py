@@ -294,7 +294,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         if count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: it names one accelerator; expected --hardware {hardware.name} --devices {count}"
+            f"--hardware: {typed_name}: {count} accelerators; expected one, --hardware {hardware.name}, and --devices "
+            f"{count} where a command has it"
         )
     service_name, _, further_words = typed_name.strip().lower().removeprefix("google ").partition(" ")
     if "tpu" in further_words and service_name in NOTEBOOK_TPUS:

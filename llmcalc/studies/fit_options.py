@@ -232,12 +232,17 @@ def hardware_options(
     )
 
 
+def is_whole_computer(hardware: Hardware) -> bool:
+    """Whether further accelerators of a kind are further computers: chips of whole computers, and laptops' GPUs."""
+    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu
+
+
 def _runs_on_usual_number(
     device_runs: Iterable[_RunOnDevices], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
 ) -> Iterable[_RunOnDevices]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
-    if has_stated_number or not (hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu):
+    if has_stated_number or not is_whole_computer(hardware):
         return device_runs
     if hardware.is_laptop_gpu:
         most_computers = 1

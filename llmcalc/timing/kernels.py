@@ -198,10 +198,10 @@ class RankWork:
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
     layer_kinds: the kinds of layers.
-    params_by_layer: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks
-        together.
-    cached_elements_by_layer: layer → elements that one such layer caches.
-    adapter_params_by_layer: layer → parameters of the low-rank adapters of one such layer.
+    params_by_layer: (`layer_kind_index` as in `Kernel`, whether they are experts) → parameters of one such layer; of
+        experts, of all expert ranks together.
+    cached_elements_by_layer: `layer_kind_index` → elements that one such layer caches.
+    adapter_params_by_layer: `layer_kind_index` → parameters of the low-rank adapters of one such layer.
     """
 
     rank_pass: RankPass
@@ -212,9 +212,9 @@ class RankWork:
     cached_elements_by_layer: dict[int, Number] = field(default_factory=dict)
     adapter_params_by_layer: dict[int, Number] = field(default_factory=dict)
 
-    def layer_count(self, layer: int) -> int:
+    def layer_count(self, kind_index: int) -> int:
         """Returns the number of layers of a kind; 1 for work outside of the layers."""
-        return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
+        return len(self.layer_kinds[kind_index].indices) if kind_index >= 0 else 1
 
     @property
     def tokens(self) -> Number:
@@ -242,16 +242,16 @@ class RankWork:
         """The number of parameters on a rank that has all layers."""
         return sum(
             (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count)
-            * self.layer_count(layer_index)
-            for (layer_index, is_routed), parameter_count in self.params_by_layer.items()
+            * self.layer_count(kind_index)
+            for (kind_index, is_routed), parameter_count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
         return sum(
-            element_count * self.layer_count(layer_index)
-            for layer_index, element_count in self.cached_elements_by_layer.items()
+            element_count * self.layer_count(kind_index)
+            for kind_index, element_count in self.cached_elements_by_layer.items()
         )
 
 

@@ -197,17 +197,19 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     Raises `InputError` for a recomputed module that no layer has.
     """
     pass_work = timed_pass.rank_work
-    layers = range(len(pass_work.layer_kinds))
+    kind_indices = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer_index: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
-        kernel_seconds = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_seconds
-        return kernel_seconds + host_wait(timed_pass, time_stack, layer_index, is_backward, kernel_seconds) + layer_wait
+    def seconds(kind_index: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
+        kernel_seconds = timed_pass.layer_seconds(kind_index, is_backward=is_backward) - skipped_seconds
+        return kernel_seconds + host_wait(timed_pass, time_stack, kind_index, is_backward, kernel_seconds) + layer_wait
 
-    forward_passes = [seconds(layer_index, is_backward=False) for layer_index in layers]
-    both_pass_seconds = [forward_passes[layer_index] + seconds(layer_index, is_backward=True) for layer_index in layers]
+    forward_passes = [seconds(kind_index, is_backward=False) for kind_index in kind_indices]
+    both_pass_seconds = [
+        forward_passes[kind_index] + seconds(kind_index, is_backward=True) for kind_index in kind_indices
+    ]
     repeated_passes = (
-        [seconds(layer_index, False, timed_pass.ending_seconds(layer_index)) for layer_index in layers]
+        [seconds(kind_index, False, timed_pass.ending_seconds(kind_index)) for kind_index in kind_indices]
         if step_plan.stops_early
         else forward_passes
     )
@@ -215,8 +217,8 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     if any(recomputed_modules):
         check_node_names(step_plan.recomputed_nodes, _modules_of_layers(timed_pass))
         both_pass_seconds = [
-            both_pass_seconds[layer_index] + timed_pass.recomputed_seconds(layer_index, *recomputed_modules)
-            for layer_index in layers
+            both_pass_seconds[kind_index] + timed_pass.recomputed_seconds(kind_index, *recomputed_modules)
+            for kind_index in kind_indices
         ]
     return LayerCosts(
         tuple(pass_work.layer_kinds),
@@ -224,14 +226,12 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         repeated_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [pass_work.params_by_layer.get((layer_index, False), 0) for layer_index in layers],
-        [pass_work.params_by_layer.get((layer_index, True), 0) for layer_index in layers],
+        [pass_work.params_by_layer.get((kind_index, False), 0) for kind_index in kind_indices],
+        [pass_work.params_by_layer.get((kind_index, True), 0) for kind_index in kind_indices],
         sum(
-            parameter_count
-            for (layer_index, _), parameter_count in pass_work.params_by_layer.items()
-            if layer_index < 0
+            parameter_count for (kind_index, _), parameter_count in pass_work.params_by_layer.items() if kind_index < 0
         ),
-        [pass_work.adapter_params_by_layer.get(layer_index, 0) for layer_index in layers]
+        [pass_work.adapter_params_by_layer.get(kind_index, 0) for kind_index in kind_indices]
         if pass_work.rank_pass.adapters is not None
         else [],
     )

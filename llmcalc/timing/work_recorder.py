@@ -251,9 +251,8 @@ class WorkRecorder(PlacementTracker):
         else:
             super()._run_step(operation)
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
-            self.placements[id(operation.output_values[0].storage)] = (
-                "partial"  # each rank has the sums of its own experts
-            )
+            # each rank has the sums of its own experts
+            self.placements[id(operation.output_values[0].storage)] = "partial"
         self._count_storage(operation)
         if not self._is_executed(operation):
             return

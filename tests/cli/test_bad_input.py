@@ -291,8 +291,12 @@ USAGE = {
     "memory llama3-8b --engine vllm --hardware h100 --context 8k": "no such flag. Did you mean --max-model-len?",
     "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag; expected --hardware",
     "fit llama3-8b 3090": "'3090': llmcalc fit takes one accelerator as --hardware rtx-3090",
-    "fit llama3-8b 2 3090": "'2 3090': llmcalc fit takes an accelerator as an option (2 3090: it names one "
-    "accelerator; expected --hardware rtx-3090 --devices 2)",
+    "fit llama3-8b 2 3090": "'2 3090': llmcalc fit takes an accelerator as an option (2 3090: 2 "
+    "accelerators; expected one, --hardware rtx-3090, and --devices 2 where a command has it)",
+    "time llama3-8b h100 8k": "'h100 8k': llmcalc time takes one accelerator as --hardware h100-sxm",
+    "memory llama3-8b 8 h100 80gb": "(8 h100 80gb: 8 accelerators; expected one, --hardware h100-sxm, and --devices 8",
+    "memory llama3-8b 8 users": "'8 users': llmcalc memory takes no further argument",
+    "time llama3-8b qwen3-8b h100": "takes one model; llmcalc compare takes several",
     "fit llama3-8b 8": "'8': llmcalc fit takes no further argument",
     "fit llama3-8b --engine vllm --gpu h100": "--gpu: vLLM has no such flag; expected --hardware",
     "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",

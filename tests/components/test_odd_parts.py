@@ -27,10 +27,12 @@ from llmcalc.components.mixers.compressed_attention import CompressedAttention
 from llmcalc.components.mixers.differential_attention import DifferentialAttention
 from llmcalc.components.mixers.indexer import Indexer
 from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.mamba import Mamba
 from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.grove_moe import GroveMoE
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
@@ -54,8 +56,20 @@ REFUSED = [
     pytest.param(
         RGLRU.examples()[0],
         {"num_attention_heads": 3},
-        "num_attention_heads: 3 does not divide lru_width 20",
+        "num_attention_heads: 3 does not divide lru_width 20; expected a divisor of 20",
         id="heads of an RG-LRU",
+    ),
+    pytest.param(
+        Mamba.examples()[0],
+        {"intermediate_size": 20, "num_heads": 3, "norm": None},
+        "num_heads: 3 does not divide intermediate_size 20; expected a divisor of 20",
+        id="heads of Mamba",
+    ),
+    pytest.param(
+        GroveMoE.examples()[0],
+        {"num_experts": 8, "experts_per_group": 3},
+        "experts_per_group: 3 does not divide num_experts 8; expected a divisor of 8",
+        id="groups of experts with an adjugate one",
     ),
     pytest.param(
         MixtureOfAttention.examples()[0],
@@ -266,7 +280,11 @@ REFUSED_MODELS = [
         "block_indexer: stands in causal",
         id="an indexer there",
     ),
-    pytest.param(narrow_groups, "conv_groups: 5 does not divide", id="groups of a convolution"),
+    pytest.param(
+        narrow_groups,
+        "conv_groups: 5 does not divide hidden_size 24; expected a divisor of 24",
+        id="groups of a convolution",
+    ),
     pytest.param(
         lambda: of_two_stacks({"input_size": 8}),
         "encoder.input_size: embeddings narrower",

@@ -308,24 +308,25 @@ def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
      "dual 4090", "Dual RTX-4090", "two 4090s", "a pair of RTX 4090s", "2 4090", "2 RTX 4090 24GB"],
 )  # fmt: skip
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
-    with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
+    with pytest.raises(InputError, match=r"2 accelerators; expected one, --hardware rtx-4090, and --devices 2 where"):
         find_hardware(asked)
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("words", "expected"),
     [
-        ("2x l40s", "l40s --devices 2"),  # whose name ends in the letter of the plural; the L40 is another card
-        ("4 L40S", "l40s --devices 4"),
-        ("2x l40", "l40 --devices 2"),
-        ("8 h100 80gb", "h100-sxm --devices 8"),
-        ("kaggle t4 x2", "t4 --devices 2"),
-        ("colab tpu", "tpu-v5e"),  # https://github.com/jax-ml/jax-ai-stack/pull/242
-        ("Kaggle TPU VM", "tpu-v5e --devices 8"),
+        # the name of the L40S ends in the letter of the plural; the L40 is another card
+        ("2x l40s", "one, --hardware l40s, and --devices 2 where a command has it"),
+        ("4 L40S", "one, --hardware l40s, and --devices 4 where a command has it"),
+        ("2x l40", "one, --hardware l40, and --devices 2 where a command has it"),
+        ("8 h100 80gb", "one, --hardware h100-sxm, and --devices 8 where a command has it"),
+        ("kaggle t4 x2", "one, --hardware t4, and --devices 2 where a command has it"),
+        ("colab tpu", "--hardware tpu-v5e"),  # https://github.com/jax-ml/jax-ai-stack/pull/242
+        ("Kaggle TPU VM", "--hardware tpu-v5e --devices 8"),
     ],
 )
-def test_words_for_several_accelerators_are_answered_with_their_options(words: str, options: str) -> None:
-    with pytest.raises(InputError, match=rf"expected --hardware {options}$"):
+def test_words_for_several_accelerators_are_answered_with_their_options(words: str, expected: str) -> None:
+    with pytest.raises(InputError, match=rf"expected {expected}$"):
         find_hardware(words)
 
 
@@ -337,7 +338,7 @@ def test_a_count_of_one_is_the_accelerator_and_a_count_of_none_is_no_name() -> N
 
 def test_several_memory_sizes_are_named_with_the_option_for_their_number() -> None:
     for sizes in ("2x24GB", "2 24GB"):
-        with pytest.raises(InputError, match=r"names one accelerator; expected --hardware 24GB --devices 2$"):
+        with pytest.raises(InputError, match=r"2 accelerators; expected one, --hardware 24GB, and --devices 2 where"):
             find_hardware(sizes)
     assert find_hardware("1080 8GB").name == "gtx-1080"  # and not: 1,080 of 8 GB
 

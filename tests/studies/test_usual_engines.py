@@ -135,8 +135,21 @@ def test_one_computer_has_the_same_answer_with_the_number_of_them() -> None:
 
 def test_a_layout_that_llama_cpp_does_not_divide_by_says_whose_buffers_are_counted() -> None:
     run = "qwen3-14b --hardware rtx-3090 --quantize q4_k_m --seq 8k --devices 2"
-    assert "kernels of torch, not llama.cpp's buffers" in fit_screen(f"{run} --tp 2")
+    known_where = "kernels of torch, not llama.cpp's buffers, which are known where layers alone are divided"
+    assert known_where in fit_screen(f"{run} --tp 2")
+    assert known_where in fit_screen("mixtral-8x7b --hardware rtx-3090 --quantize q4_k_m --devices 4 --ep 4")
     assert "kernels of torch" not in fit_screen(run)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param("qwen3-14b --hardware m1 --quantize q4_k_m --devices 2 --pp 2", id="several computers"),
+        pytest.param("bert-base --hardware rtx-3090 --quantize q4_k_m --devices 2", id="undivided replicas"),
+    ],
+)
+def test_a_run_whose_buffers_no_layout_makes_known_names_no_such_layout(run: str) -> None:
+    assert "kernels of torch, not llama.cpp's buffers;" in fit_screen(run)
 
 
 def test_a_number_of_accelerators_that_no_fitting_replica_divides_is_named_as_the_reason() -> None:

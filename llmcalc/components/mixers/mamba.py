@@ -18,7 +18,19 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import RoutedRows
-from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
+from ..base import (
+    PUBLISHED,
+    Flag,
+    Heads,
+    Inner,
+    Kernel,
+    ModelProperties,
+    PartWitness,
+    StateSize,
+    StepRank,
+    TokenMixer,
+    check_divisor,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
@@ -71,8 +83,8 @@ class Mamba(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_heads is not None and self.intermediate_size % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} does not divide intermediate_size {self.intermediate_size}")
+        if self.num_heads is not None:
+            check_divisor("num_heads", self.num_heads, "intermediate_size", self.intermediate_size)
         if self.num_heads is not None and self.norm is not None:
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
         return self

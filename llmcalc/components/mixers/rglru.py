@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol, check_divisor
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
@@ -48,11 +48,7 @@ class RGLRU(RecurrentMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.lru_width % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; "
-                "expected a divisor of it"
-            )
+        check_divisor("num_attention_heads", self.num_attention_heads, "lru_width", self.lru_width)
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -18,7 +18,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_top_k
+from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_divisor, check_top_k
 from ..runtime import PassState
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
@@ -59,11 +59,7 @@ class GroveMoE(Network):
     def _check_fields(self) -> Self:
         check_top_k(self.num_experts, self.num_experts_per_tok)
         self.router.check_groups(self.num_experts, self.num_experts_per_tok)
-        if self.num_experts % self.experts_per_group:
-            raise ValueError(
-                f"experts_per_group: {self.experts_per_group} does not divide num_experts {self.num_experts}; expected "
-                "a divisor"
-            )
+        check_divisor("experts_per_group", self.experts_per_group, "num_experts", self.num_experts)
         check_expert(self.expert)
         check_expert(self.adjugate_expert)
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties, Part, Width
+from ..base import Component, ModelProperties, Part, Width, check_divisor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,10 +68,7 @@ class LearnedQueries(Part):
 
 def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
     """Raises `ValueError` for heads that do not divide the hidden size."""
-    if hidden_size % num_attention_heads:
-        raise ValueError(
-            f"num_attention_heads: {num_attention_heads} does not divide hidden_size {hidden_size}; expected a divisor"
-        )
+    check_divisor("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
 
 
 def later_layer_kinds(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:

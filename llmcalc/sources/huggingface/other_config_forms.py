@@ -121,10 +121,8 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options, unstated_fields = (
-        f"--lora-rank {rank}",
-        [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)],
-    )
+    options = f"--lora-rank {rank}"
+    unstated_fields = [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)]
     for field_name, option_name in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
         field_value = adapter_config.get(field_name) or []
         names = field_value if isinstance(field_value, list) else [field_value]

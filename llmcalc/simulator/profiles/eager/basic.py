@@ -116,9 +116,8 @@ class BasicKernels(Lowering):
         if index_source == "positions" or index_source not in local_tensors:
             local_tensors[index_source] = self.aten.new_tensor((self.run_config.new_rows(value_rows),), INT64)
         row_indices: Tensor = local_tensors[index_source]
-        return (
-            self.aten.new_like(row_indices) if index_source == "positions" else row_indices
-        )  # positions have an offset
+        # positions have an offset
+        return self.aten.new_like(row_indices) if index_source == "positions" else row_indices
 
     def do_unread_table(self, operation: Step) -> None:
         self.embedding_table(operation)
@@ -347,9 +346,8 @@ class BasicKernels(Lowering):
             logits = self.aten.scale_in_place(logits)
         row_count = times(logits.shape[0], logits.shape[1])
         if isinstance(row_count, int) and isinstance(labels.shape[0], int) and row_count > labels.shape[0]:
-            labels = self.aten.new_tensor(
-                (row_count,), INT64
-            )  # of several heads, whose logits stand behind one another
+            # of several heads, whose logits stand behind one another
+            labels = self.aten.new_tensor((row_count,), INT64)
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
             loss = self.aten.add(loss, self.loss(logits_ahead, labels))

@@ -154,9 +154,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
-            self.bind(
-                operation.output_values[0], self.tensor_of(operation.input_values[0])
-            )  # the product reads the gate itself
+            # the product reads the gate itself
+            self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         else:
             super().do_act(operation)
 

@@ -16,9 +16,8 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rop
 
 
 def _read_doge(config: Config) -> Table:
-    config.require_if_present(
-        "hidden_bias", False
-    )  # a field of the first checkpoints' own code; the class reads mlp_bias
+    # a field of the first checkpoints' own code; the class reads mlp_bias
+    config.require_if_present("hidden_bias", False)
     hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))

@@ -57,8 +57,7 @@ FIXED = {
 def _read_minimax_m3(config: Config) -> Table:
     for field_name, field_value in FIXED.items():
         config.require(field_name, None, field_value)
-    if config.has("moe_intermediate_size"):
-        config.require("moe_intermediate_size", config.integer("intermediate_size"))
+    config.require_if_present("moe_intermediate_size", config.integer("intermediate_size"))
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer_table = {

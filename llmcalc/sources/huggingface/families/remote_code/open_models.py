@@ -34,10 +34,8 @@ def _read_hf_olmo(config: Config) -> Table:
     has_bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
     norm_has_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
-    is_affine, qk_norm_is_affine = (
-        config.flag("layer_norm_with_affine"),
-        config.flag("attention_layer_norm_with_affine"),
-    )
+    is_affine = config.flag("layer_norm_with_affine")
+    qk_norm_is_affine = config.flag("attention_layer_norm_with_affine")
     norm = _olmo_norm(config, is_affine, norm_has_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO))
     mixer.pop("head_dim", None)
