@@ -284,11 +284,9 @@ class PeakEstimate:
         activation_shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
-    def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
-        stage_peaks = self.peaks_by_stage(layout, micro_batches)
-        largest_stage = max(range(layout.pp), key=lambda stage_index: (stage_peaks[stage_index], -stage_index))
-        return stage_peaks[largest_stage], largest_stage
+    def largest_bytes(self, layout: Layout, micro_batches: int) -> int:
+        """Returns the peak bytes of the rank that needs the most memory."""
+        return max(self.peaks_by_stage(layout, micro_batches))
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
         """Whether the peak bytes of any rank are too large. Measures no more stages than the answer needs.
@@ -546,15 +544,13 @@ class PeakEstimate:
         """Returns start and end of a stage's measured layers, and the number of repeats per measured layer.
 
         The repeats are None where all layers of the stage are measured.
-
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start_layer, end_layer = stage.layers.start, stage.layers.stop
         longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end_layer == start_layer or any(kinds[i] is not kinds[start_layer] for i in range(start_layer, end_layer)):
-            first_layer, pattern_length, pattern_repeats = find_layer_pattern(
-                [kinds[i] for i in range(start_layer, end_layer)]
-            )
+        stage_kinds = kinds[start_layer:end_layer]
+        if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length

@@ -212,8 +212,9 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
 def other_exchange_notes(
     time_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
 ) -> list[str]:
-    """Returns a note if a step with expert parallelism takes another time by the software's other exchange of tokens.
+    """Returns a note if another token dispatcher of the software changes the time of an expert-parallel step.
 
+    The dispatchers are all-to-all and all-gather.
     seconds: of the step on `time_stack`. seconds_on: software stack → seconds of the same step.
     subject: the run that takes them, with a space at its end; default the run of the answer.
     """
