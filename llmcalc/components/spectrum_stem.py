@@ -58,7 +58,7 @@ class SpectrumStem(Stem):
         """
         frames = recorder.frames = x if x.is_constant else self.input_frames()
         axes = width or x.axes
-        subsampled_frames = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        subsampled_frames = recorder.part("subsampling", self.subsampling, frames, output_shape=axes)
         return subsampled_frames if frames.rows is PATCHES else subsampled_frames.view(*axes, new_rows=self.positions)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:

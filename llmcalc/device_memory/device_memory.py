@@ -339,7 +339,7 @@ class CountedRun:
         return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
-        """Records the run with few repeats, or with all layers if the repeats differ."""
+        """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
         short_run_repeats = {
             stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
             for stack_index in self.repeating

@@ -86,23 +86,23 @@ class LazyFunction:
 class EstimateErrors(NamedTuple):
     """The largest relative errors of a framework's estimate of a rank's peak memory.
 
-    underestimate: how much less a layout may need. overestimate: how much more it may need.
+    share_below: how much less a layout may need, as a share of the estimate. share_above: how much more it may need.
 
     `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
     needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments. The rank of
     any stage of a pipeline needed at most 0.48 more than the estimate of its stage.
     """
 
-    underestimate: float
-    overestimate: float = 1.0
+    share_below: float
+    share_above: float = 1.0
 
     def lower_bound(self, estimated_bytes: int) -> int:
         """Returns a lower bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
-        return estimated_bytes - int(self.underestimate * estimated_bytes)
+        return estimated_bytes - int(self.share_below * estimated_bytes)
 
     def upper_bound(self, estimated_bytes: int) -> int:
         """Returns an upper bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
-        return estimated_bytes + int(self.overestimate * estimated_bytes)
+        return estimated_bytes + int(self.share_above * estimated_bytes)
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"

@@ -196,7 +196,7 @@ class PeakEstimate:
     spec: the model.
     bytes_per_parameter: bytes per parameter.
     measure_passes: measures the passes of a micro-batch.
-    include: optional parts of the model that the run has; none by default.
+    included_parts: optional parts of the model that the run has; none by default.
     fixed_bytes: bytes of every rank, such as the CUDA context and workspaces; 0 by default.
     transient_bytes: counts gathered parameters, reduction buffers and the optimizer's step; none by default.
     frees_gradients: whether gradients are freed between steps; false by default.
@@ -206,7 +206,7 @@ class PeakEstimate:
     spec: ModelSpec
     bytes_per_parameter: BytesPerParameter
     measure_passes: MeasurePasses
-    include: frozenset[str] = frozenset()
+    included_parts: frozenset[str] = frozenset()
     fixed_bytes: int = 0
     transient_bytes: TransientBytesOfRank = no_transient_bytes
     frees_gradients: bool = False
@@ -245,9 +245,9 @@ class PeakEstimate:
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Uses the counted parameters and static bytes of another estimate of the same model."""
-        if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.include, self.pads_shards) == (
+        if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
-            other_estimate.include,
+            other_estimate.included_parts,
             other_estimate.pads_shards,
         ):
             self._parameters_by_stage = other_estimate._parameters_by_stage
@@ -284,11 +284,9 @@ class PeakEstimate:
         activation_shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
-    def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
-        stage_peaks = self.peaks_by_stage(layout, micro_batches)
-        largest_stage = max(range(layout.pp), key=lambda stage_index: (stage_peaks[stage_index], -stage_index))
-        return stage_peaks[largest_stage], largest_stage
+    def largest_bytes(self, layout: Layout, micro_batches: int) -> int:
+        """Returns the peak bytes of the rank that needs the most memory."""
+        return max(self.peaks_by_stage(layout, micro_batches))
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
         """Whether the peak bytes of any rank are too large. Measures no more stages than the answer needs.
@@ -483,10 +481,10 @@ class PeakEstimate:
         """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
-        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
+        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.included_parts]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
-        parameter_count = node_tree.total(count_parameters, include=self.include)
+        parameter_count = node_tree.total(count_parameters, include=self.included_parts)
         return StageParameters(
             dense=parameter_count,
             experts=sum(
@@ -494,8 +492,10 @@ class PeakEstimate:
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count - sum(node.total(count_parameters, self.include) for node in layers),
-            largest_layer=max((node.cost_per_repeat(count_parameters, self.include) for node in layers), default=0),
+            outside_layers=parameter_count - sum(node.total(count_parameters, self.included_parts) for node in layers),
+            largest_layer=max(
+                (node.cost_per_repeat(count_parameters, self.included_parts) for node in layers), default=0
+            ),
             largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
             largest_in_layers=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
             largest_matrix=max(
@@ -546,15 +546,13 @@ class PeakEstimate:
         """Returns start and end of a stage's measured layers, and the number of repeats per measured layer.
 
         The repeats are None where all layers of the stage are measured.
-
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start_layer, end_layer = stage.layers.start, stage.layers.stop
         longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end_layer == start_layer or any(kinds[i] is not kinds[start_layer] for i in range(start_layer, end_layer)):
-            first_layer, pattern_length, pattern_repeats = find_layer_pattern(
-                [kinds[i] for i in range(start_layer, end_layer)]
-            )
+        stage_kinds = kinds[start_layer:end_layer]
+        if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length

@@ -211,7 +211,7 @@ def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout
     """Returns the peak tensor bytes of a layout's largest rank; without activations if they are unknown."""
     memory_estimate = framework_record.estimate(run_memory)
     try:
-        return max(memory_estimate.least_bytes(layout), memory_estimate.largest_rank(layout, micro_batches)[0])
+        return max(memory_estimate.least_bytes(layout), memory_estimate.largest_bytes(layout, micro_batches))
     except InputError:
         return memory_estimate.least_bytes(layout)
 

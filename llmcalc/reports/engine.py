@@ -167,7 +167,7 @@ def fit_report(
         filter(None, (_format_remark(engine_use), limit_text, _launch_subtitle(engine_use).removeprefix("; ")))
     )
     table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
-    tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
+    tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.flag_changes else [])]
     json_document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),
@@ -383,7 +383,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
     omits_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
-    has_starting_change = any(flag_change.starts for flag_change in engine_use.changes)
+    has_starting_change = any(flag_change.starts for flag_change in engine_use.flag_changes)
     table_rows = [
         row(
             _change_text(engine_use, flag_change),
@@ -391,7 +391,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
             engine_memory.max_users(flag_change.max_concurrency),
             "ok" if flag_change.starts else "no",
         )
-        for flag_change in engine_use.changes
+        for flag_change in engine_use.flag_changes
         if (not omits_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
         and (flag_change.kv_tokens or not has_starting_change)
     ]
@@ -492,7 +492,9 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     data_keys = ("flag", "kv_tokens", "max_concurrency", "starts")
-    return [{data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.changes]
+    return [
+        {data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.flag_changes
+    ]
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:

@@ -135,13 +135,13 @@ DECODING_COLUMNS = (
 
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
-    tested_errors = seconds_range.tested_class
-    if tested_errors is None:
+    tested_class = seconds_range.tested_class
+    if tested_class is None:
         untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"
         return f"{title} {untested_text} was never tested: the range is the widest"
-    median_text, p90_text = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
+    median_text, p90_text = (units.percent(error, 0) for error in (tested_class.median_error, tested_class.p90_error))
     return (
-        f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
+        f"{tested_class.words} ({title}): {plural(tested_class.rows, 'measured row')}; sources never seen before "
         f"were {median_text} off by median, one in ten by more than {p90_text}"
     )
 
@@ -158,8 +158,8 @@ MUCH_WAITING = 0.2
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
     software_stack = timed_run.stack
-    tested_errors = timed_run.time_range.tested_class
-    if tested_errors is not None and tested_errors.eager:
+    tested_class = timed_run.time_range.tested_class
+    if tested_class is not None and tested_class.eager:
         return []
     if software_stack.on_fastest_host is None or timed_run.host_wait_seconds < MUCH_WAITING * timed_run.seconds:
         return []
@@ -212,8 +212,9 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
 def other_exchange_notes(
     time_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
 ) -> list[str]:
-    """Returns a note if a step with expert parallelism takes another time by the software's other exchange of tokens.
+    """Returns a note if another token dispatcher of the software changes the time of an expert-parallel step.
 
+    The dispatchers are all-to-all and all-gather.
     seconds: of the step on `time_stack`. seconds_on: software stack → seconds of the same step.
     subject: the run that takes them, with a space at its end; default the run of the answer.
     """

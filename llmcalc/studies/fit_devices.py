@@ -312,9 +312,9 @@ def _largest_number(
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework.estimate(model_memory.with_changes(**{setting_name: candidate_size})).largest_rank(
+        return framework.estimate(model_memory.with_changes(**{setting_name: candidate_size})).largest_bytes(
             best_candidate.layout, micro_batches
-        )[0]
+        )
 
     fitting_point = (start_size, best_candidate.device_bytes - tensor_bytes(start_size))
     too_large_point = (start_size, 0)
@@ -342,7 +342,7 @@ def _largest_number(
         largest_tensor_bytes = tensor_bytes(largest_size)
         candidate_run = model_memory.with_changes(num_microbatches=micro_batches, **{setting_name: largest_size})
         device_bytes = replayed_bytes(candidate_run, framework, version, best_candidate)
-        replay_count = replay_count + 1
+        replay_count += 1
         if device_bytes > capacity_bytes:
             margin_bytes = (
                 max(2 * margin_bytes, device_bytes - capacity_bytes) if too_large_point[0] > fitting_point[0] else 0

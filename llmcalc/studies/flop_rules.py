@@ -102,9 +102,9 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         a, d, f = layer_widths
-        heads = heads + layer_count * a
-        key_width = key_width + layer_count * a * d
-        ffn_width = ffn_width + layer_count * f
+        heads += layer_count * a
+        key_width += layer_count * a * d
+        ffn_width += layer_count * f
     return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 

@@ -299,7 +299,7 @@ def plan_of(
     global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
     row_limit: number of layouts to replay on the allocator.
     layout_estimates: peak estimates of the model under that framework; default new ones.
-    suggests_nearest: see `LayoutOrder.layout_order`.
+    suggests_nearest: see `LayoutOrder.plan`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
@@ -372,7 +372,7 @@ def plan_of(
 
     budget = budget or search_budget()
     with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
-        order_of_layouts = LayoutOrder(
+        layout_order = LayoutOrder(
             layouts,
             hardware.capacity_bytes,
             lambda *layout_run: max(stage_peaks(*layout_run)),
@@ -388,17 +388,17 @@ def plan_of(
             budget,
             replays.begin,
         )
-        layout_order = (
-            order_of_layouts.plan_of_fastest()
+        ranked_layouts = (
+            layout_order.plan_of_fastest()
             if row_limit == 1 and suggests_nearest == "never"
-            else order_of_layouts.plan(row_limit, suggests_nearest)
+            else layout_order.plan(row_limit, suggests_nearest)
         )
     layout_plan = LayoutPlan(
         layout_estimates,
         hardware,
         layout_request.devices,
         global_batch,
-        layout_order,
+        ranked_layouts,
         layouts,
         row_limit,
         layout_times,
@@ -406,7 +406,7 @@ def plan_of(
         is_batch_assumed=is_batch_assumed,
         version=version,
     )
-    if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
+    if ranked_layouts.ended_early and not ranked_layouts.feasible and not ranked_layouts.unreplayed:
         raise incomplete_search_error(layout_plan)
     return layout_plan
 
@@ -481,7 +481,7 @@ def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: in
     try:
         return (
             memory_estimate.least_bytes(layout) <= capacity
-            and memory_estimate.largest_rank(layout, micro_batches)[0] <= capacity
+            and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
         )
     except InputError:
         return False
@@ -555,7 +555,7 @@ class LayoutOrder:
         return self._with_refusals(ranked_layouts, len(refused_candidates) + len(too_large_candidates))
 
     def plan_of_fastest(self) -> RankedLayouts:
-        """Returns the plan of the fastest layout alone, as `plan(1, "never")` finds it, which takes longer.
+        """Returns the plan with only the fastest layout, sooner than `plan(1, "never")`, which returns the same.
 
         The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
         until the next one is slower than a tie with the fastest that may fit; first those of the most recomputation.

@@ -260,9 +260,9 @@ class TrainingTimes:
         Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
         accelerator that were never measured.
         """
-        stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
+        vendor_stack_name = stack_of_vendor(self.hardware.vendor, "training")
         untested_reason = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
-        if stack_of_accelerator not in ("", self.stack.name):
+        if vendor_stack_name not in ("", self.stack.name):
             untested_reason = f"{self.hardware.title} devices"
         if self.assumes_host_update:
             untested_reason = "an optimizer on the host"

@@ -63,7 +63,7 @@ def utilization(
 ) -> Utilization:
     """Returns the utilization of a run.
 
-    model_flop_count: the pass with every product once; kernel_count: the same as its kernels run it.
+    model_flop_count: the pass with every product once; kernel_flop_count: the same as its kernels run it.
     Raises `InputError` for an accelerator without a peak in that format.
     """
     peak_flops = hardware.peak_rate(dtype) * devices

@@ -7,7 +7,7 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import MOST_SETTINGS, TimeStack, combined_stack, time_stacks
+from .timing_constants import MOST_SETTINGS, TimeStack, combined_stack, software_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -15,7 +15,9 @@ OVERLAPS = ("none", "dp", "tp", "ep", "all")
 
 def stack_names(phase: str = "") -> list[str]:
     """Returns the names of all time stacks, or of the time stacks for training or for inference."""
-    return [stack_name for stack_name, time_stack in time_stacks().items() if phase in ("", time_stack.phase)]
+    return [
+        stack_name for stack_name, software_stack in software_stacks().items() if phase in ("", software_stack.phase)
+    ]
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
@@ -26,11 +28,11 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
     known_stacks = stack_names(phase)
-    time_stack = combined_stack(stack_name)
-    if time_stack is None or phase not in ("", time_stack.phase):
-        if time_stack is not None:
+    software_stack = combined_stack(stack_name)
+    if software_stack is None or phase not in ("", software_stack.phase):
+        if software_stack is not None:
             raise InputError(
-                f"--stack {stack_name}: is for {time_stack.phase}; expected one of {', '.join(known_stacks)}"
+                f"--stack {stack_name}: is for {software_stack.phase}; expected one of {', '.join(known_stacks)}"
             )
         if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
             raise InputError(
@@ -41,7 +43,7 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
             f"{suggest(stack_name, known_stacks)}"
         )
-    return time_stack
+    return software_stack
 
 
 @frozen
@@ -63,68 +65,74 @@ WITH_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the name of a vendor's own time stack for a phase; empty without such a stack."""
-    return next((stack_name for stack_name in stack_names(phase) if vendor in time_stacks()[stack_name].vendors), "")
+    return next(
+        (stack_name for stack_name in stack_names(phase) if vendor in software_stacks()[stack_name].vendors), ""
+    )
 
 
-def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeStack:
+def with_attention(software_stack: TimeStack, implementation: str | None) -> TimeStack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
-    if implementation not in ("eager", "sdpa-math") or time_stack.attention == "scores":
-        return time_stack
+    if implementation not in ("eager", "sdpa-math") or software_stack.attention == "scores":
+        return software_stack
     eager_kernels = {
-        verb: time_stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in time_stack.kernels
+        verb: software_stack.kernels[f"eager_{verb}"]
+        for verb in ("attention",)
+        if f"eager_{verb}" in software_stack.kernels
     }
-    return time_stack.model_copy(update={"attention": "scores", "kernels": time_stack.kernels | eager_kernels})
+    return software_stack.model_copy(update={"attention": "scores", "kernels": software_stack.kernels | eager_kernels})
 
 
-def with_cudnn_attention(time_stack: TimeStack) -> TimeStack:
+def with_cudnn_attention(software_stack: TimeStack) -> TimeStack:
     """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel; others unchanged."""
-    return time_stack.model_copy(update={"attention": "cudnn"}) if time_stack.torch_attention else time_stack
+    return (
+        software_stack.model_copy(update={"attention": "cudnn"}) if software_stack.torch_attention else software_stack
+    )
 
 
-def with_schedule(time_stack: TimeStack, schedule: Schedule) -> TimeStack:
+def with_schedule(software_stack: TimeStack, schedule: Schedule) -> TimeStack:
     """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
     """
     if schedule != "dualpipe":
-        return time_stack
-    return time_stack.model_copy(
-        update={"hidden": {**time_stack.hidden, "ep": max(time_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+        return software_stack
+    return software_stack.model_copy(
+        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
     )
 
 
-def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> TimeStack:
+def with_gradient_buffers(software_stack: TimeStack, buffer_bytes: float | None) -> TimeStack:
     """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """
-    if buffer_bytes is None or not time_stack.sends_gradient_buffers:
-        return time_stack
-    return time_stack.model_copy(update={"gradient_bytes": buffer_bytes})
+    if buffer_bytes is None or not software_stack.sends_gradient_buffers:
+        return software_stack
+    return software_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
-def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
+def with_loss(software_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
     """Returns a software stack with the run's loss implementation, if the stack has the bytes that it moves.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
-    loss_bytes = time_stack.loss_bytes.get(cross_entropy or "")
+    loss_bytes = software_stack.loss_bytes.get(cross_entropy or "")
     if loss_bytes is None:
-        return time_stack
-    return time_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
+        return software_stack
+    return software_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
 
 
-def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
+def with_norms(software_stack: TimeStack, norm: str | None) -> TimeStack:
     """Returns a software stack with one kernel per norm, and with `liger` one kernel per gated activation.
 
     norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
     """
-    if norm not in ("fused", "liger") or time_stack.fused:
-        return time_stack
-    passes = {verb: kernel_constant for verb, kernel_constant in time_stack.passes.items() if verb != "norm"}
-    kernels = {verb: kernel_constant for verb, kernel_constant in time_stack.kernels.items() if verb != "norm"}
-    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+    if norm not in ("fused", "liger") or software_stack.fused:
+        return software_stack
+    passes = {verb: kernel_constant for verb, kernel_constant in software_stack.passes.items() if verb != "norm"}
+    kernels = {verb: kernel_constant for verb, kernel_constant in software_stack.kernels.items() if verb != "norm"}
+    return software_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
 
 
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
@@ -137,15 +145,15 @@ the output is scaled (4) and added to the layer's (6), its gradient scaled (4), 
 """
 
 
-def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
+def with_16_bit_adapters(software_stack: TimeStack) -> TimeStack:
     """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
 
     Unchanged too if the stack's adapters cast no input, as they are in 16 bits anyway.
     """
-    input_cast_bytes, _ = time_stack.adapter_bytes.get("input", (0.0, 0.0))
-    if time_stack.fused or not input_cast_bytes:
-        return time_stack
-    return time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
+    input_cast_bytes, _ = software_stack.adapter_bytes.get("input", (0.0, 0.0))
+    if software_stack.fused or not input_cast_bytes:
+        return software_stack
+    return software_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0
@@ -188,13 +196,13 @@ def with_optimizer(
     )
 
 
-def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None) -> TimeStack:
+def with_overlapped_groups(software_stack: TimeStack, groups: frozenset[str] | None) -> TimeStack:
     """Returns a software stack that overlaps the messages of these groups with products; unchanged for None.
 
     groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
     if groups is None:
-        return time_stack
+        return software_stack
     usual_hidden_shares = {
         "dp": WITH_OVERLAP.dp,
         "weights": WITH_OVERLAP.dp,
@@ -205,20 +213,20 @@ def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None)
         group_name: hidden_share if group_name in groups else 0.0
         for group_name, hidden_share in usual_hidden_shares.items()
     }
-    return time_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
+    return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 
 
-def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
+def with_overlap(software_stack: TimeStack, overlap: str | None) -> TimeStack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """
     if overlap is None:
-        return time_stack
+        return software_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
     hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
-    return time_stack.model_copy(
+    return software_stack.model_copy(
         update={
             "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups},
             "overlapped_stages": (0, 1, 2, 3),

@@ -278,7 +278,7 @@ class TimeStack(Record):
 
 
 @cache
-def time_stacks() -> dict[str, TimeStack]:
+def software_stacks() -> dict[str, TimeStack]:
     """Returns the constants of every software stack by its name, as `--stack` takes it."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
@@ -304,7 +304,7 @@ def _base_software(stack_name: str) -> str:
 
 def _can_combine(first_name: str, setting_names: list[str]) -> bool:
     """Whether settings are different ones of the first stack's software and phase, and at most one is an exchange."""
-    stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
+    stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     names = [first_name, *setting_names]
     if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
         return False
@@ -327,7 +327,7 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     software, and for several exchanges of experts' tokens. No row tests a combination.
     """
     first_name, *setting_names = stack_name.split("+")
-    stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
+    stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     if not _can_combine(first_name, setting_names):
         return None
     stack = stacks[first_name]

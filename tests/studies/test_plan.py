@@ -80,7 +80,7 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
         estimate = estimates.with_recompute(recompute).estimates_as_configured
         for layout, number in layouts:
             if layout.tp == 1 or framework == "megatron":  # torch divides no experts
-                assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
+                assert 0 < estimate.least_bytes(layout) < estimate.largest_bytes(layout, number)
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b?num_hidden_layers=16", "deepseek-v2-lite?num_hidden_layers=17"])
@@ -95,7 +95,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
         least = estimate.least_bytes(layout, number)
         larger += least > estimate.least_bytes(layout)
-        assert least <= estimate.largest_rank(layout, number)[0]
+        assert least <= estimate.largest_bytes(layout, number)
     assert larger > len(layouts) // 4
 
 
@@ -442,7 +442,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
         return each * n + (beside if n > 20 else 0)
 
     def estimates(one: Any) -> Any:
-        return SimpleNamespace(largest_rank=lambda *_: (each * one.states.workload.batch, 0))
+        return SimpleNamespace(largest_bytes=lambda *_: each * one.states.workload.batch)
 
     monkeypatch.setattr(fit_devices, "replayed_bytes", replays)
     record = SimpleNamespace(estimate=estimates)

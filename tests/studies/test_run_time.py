@@ -18,7 +18,7 @@ from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorte
 from llmcalc.studies.run_time import inference_formats
 from llmcalc.timing.device import device_of
 from llmcalc.timing.time_ranges import expected_range
-from llmcalc.timing.timing_constants import time_stacks
+from llmcalc.timing.timing_constants import software_stacks
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
@@ -185,7 +185,7 @@ def test_an_engine_has_the_stack_of_its_plugin_by_default(run: Any, hardware: st
 
 @pytest.mark.parametrize("phase", ["training", "prefill", "decode"])
 def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> None:
-    device, stack = device_of(load_hardware("h100-sxm")), time_stacks()["vllm"]
+    device, stack = device_of(load_hardware("h100-sxm")), software_stacks()["vllm"]
     spec = llmcalc.load("mixtral-8x7b").model
     never = expected_range(1.0, phase, device, stack, spec, untested_reason="drafted tokens")
     tested = expected_range(1.0, phase, device, stack, spec)

@@ -37,7 +37,7 @@ CASES = {
 def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, framework: str) -> None:
     stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):
-        assert -stated.underestimate <= error.share <= stated.overestimate, error
+        assert -stated.share_below <= error.share <= stated.share_above, error
 
 
 @pytest.mark.parametrize("framework", with_rest({name: name for name in NAMES if name != "deepspeed"}, ("megatron",)))
@@ -46,7 +46,7 @@ def test_a_rank_of_any_stage_needs_no_more_than_is_stated(framework: str) -> Non
     stage_errors = list(errors(framework, "qwen3-0.6b", 512, 2, pp=4))
     assert stage_errors
     for error in stage_errors:
-        assert error.largest_stage_share <= framework_named(framework).estimate_errors.overestimate, error
+        assert error.largest_stage_share <= framework_named(framework).estimate_errors.share_above, error
 
 
 @pytest.mark.parametrize("stage", [0, 3])

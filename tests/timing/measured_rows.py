@@ -44,7 +44,7 @@ from llmcalc.timing.stack import (
 )
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, time_stacks
+from llmcalc.timing.timing_constants import TimeStack, software_stacks
 from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -301,7 +301,7 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
         name = "vllm-eager"
     elif (name == "vllm" and version) or name == "sglang":
         name = engine(name).software_stack(parse_version(version or "0"))
-    stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
+    stack = with_overlap(software_stacks()[name], "none" if software in ONE_CONNECTION else None)
     if software in UNSAMPLED:
         host_seconds = stack.host_step + stack.host_sequence
         stack = stack.model_copy(update={"host_step": host_seconds, "host_sequence": 0.0})

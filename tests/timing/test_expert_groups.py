@@ -36,7 +36,7 @@ from llmcalc.timing.kernels import LayerMessage, RankPass
 from llmcalc.timing.stack import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_layout_text
-from llmcalc.timing.timing_constants import time_stacks
+from llmcalc.timing.timing_constants import software_stacks
 from llmcalc.timing.work_recorder import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
 from tests.builders import spec_of
@@ -87,7 +87,7 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
 
 def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron") -> float:
     estimator = TimeEstimator(
-        device_of(load_hardware("h100-sxm")), time_stacks()[stack], NumberFormats(), RankPass(1, 1)
+        device_of(load_hardware("h100-sxm")), software_stacks()[stack], NumberFormats(), RankPass(1, 1)
     )
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
     return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
@@ -206,7 +206,9 @@ docs/legacy.md, low-latency kernels).
 @pytest.mark.parametrize("ranks", DEEPEP)
 def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> None:
     decoding = RankPass(128, 1, phase="decode", ep=ranks)
-    estimator = TimeEstimator(device_of(load_hardware("h800")), time_stacks()["sglang"], NumberFormats("fp8"), decoding)
+    estimator = TimeEstimator(
+        device_of(load_hardware("h800")), software_stacks()["sglang"], NumberFormats("fp8"), decoding
+    )
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 128 * 8 * 7168 * 2, 1)
     for is_dispatch, microseconds in zip((True, False), DEEPEP[ranks], strict=True):
         seconds = estimator._message_seconds(LayerMessage(0, message, 8, OF_DEEPSEEK, is_dispatch))
@@ -219,7 +221,9 @@ def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> No
 def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows(stack: str, replicas: int) -> None:
     """Up to 8 replicas gather tokens; of 16, a rank gets as many rows as it sends: 16 tokens to 8 experts each."""
     layout = Layout(dp=replicas, ep=replicas, etp=1)
-    work = rank_work(load_preset("qwen3-30b-a3b").model, rank_pass(time_stacks()[stack], layout, 16, 1, 64, "decode"))
+    work = rank_work(
+        load_preset("qwen3-30b-a3b").model, rank_pass(software_stacks()[stack], layout, 16, 1, 64, "decode")
+    )
     kinds = {
         message.collective.collective_kind for message in work.messages if message.collective.process_group == "ep"
     }
@@ -228,7 +232,7 @@ def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows
     rows = 16 * 8 * (8 if replicas == 8 else 1)
     moved = {kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "permutation"}
     assert moved == {ROW_COPIES * rows * 2048}
-    assert untested_layout_text(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
+    assert untested_layout_text(software_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
 
 
 def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
@@ -327,7 +331,7 @@ def test_megatron_states_groups() -> None:
 def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int) -> None:
     """The same as the mean of drawn tokens, which select experts at random, within a fifth."""
     spec = load_preset("qwen3-30b-a3b").model
-    stack = time_stacks()["vllm"].model_copy(update={"shared_experts": 0.0})
+    stack = software_stacks()["vllm"].model_copy(update={"shared_experts": 0.0})
     device = device_of(load_hardware("h100-sxm"))
 
     def experts_read(layout: Layout) -> float:

@@ -19,7 +19,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.time_estimator import MOST_VECTORS, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, time_stacks
+from llmcalc.timing.timing_constants import TimeStack, software_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
 FORMATS = (
@@ -49,7 +49,7 @@ def devices() -> list[Device]:
 
 
 def stacks_of(phase: str) -> list[TimeStack]:
-    return [stack for stack in time_stacks().values() if stack.phase == phase]
+    return [stack for stack in software_stacks().values() if stack.phase == phase]
 
 
 def faster(device: Device) -> Iterator[tuple[str, Device]]:

@@ -28,7 +28,7 @@ from llmcalc.timing.stack import find_stack, stack_names, with_loss, with_overla
 from llmcalc.timing.step import StepPlan, StepTimer, host_wait, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range
-from llmcalc.timing.timing_constants import accelerator_generations, time_stacks
+from llmcalc.timing.timing_constants import accelerator_generations, software_stacks
 from llmcalc.timing.work_recorder import rank_work
 from tests.samples import in_one_test
 
@@ -119,7 +119,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
     def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
         layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
         plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
-        return float(training_step(llama(), h100(), time_stacks()[stack], plan).seconds_by_part["bubble"])
+        return float(training_step(llama(), h100(), software_stacks()[stack], plan).seconds_by_part["bubble"])
 
     hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
     assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
@@ -448,7 +448,7 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
         find_stack("vlm")
     with pytest.raises(InputError, match="--stack vllm: is for inference"):
         find_stack("vllm", "training")
-    assert set(time_stacks()) == set(stack_names())
+    assert set(software_stacks()) == set(stack_names())
 
 
 def test_ranks_of_a_zero_group_update_their_shards_alone() -> None:

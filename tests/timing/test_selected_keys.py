@@ -14,7 +14,7 @@ from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import prefill
 from llmcalc.timing.kernels import Kernel, RankPass
 from llmcalc.timing.time_estimator import TimeEstimator, _copies_per_domain
-from llmcalc.timing.timing_constants import time_stacks
+from llmcalc.timing.timing_constants import software_stacks
 from llmcalc.timing.work_recorder import rank_work
 
 LATENT, ROTARY, SELECTED = 512, 64, 2048
@@ -72,7 +72,10 @@ def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -
 
 def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
     passes = TimeEstimator(
-        device_of(load_hardware("h200")), time_stacks()["vllm"], formats(), RankPass(1, tokens, phase="prefill", tp=tp)
+        device_of(load_hardware("h200")),
+        software_stacks()["vllm"],
+        formats(),
+        RankPass(1, tokens, phase="prefill", tp=tp),
     )
     priced = passes.timed_pass(rank_work(spec(name), passes.rank_pass))
     seconds: dict[str, float] = {}
@@ -119,7 +122,7 @@ def test_servers_attend_to_selected_latents_in_prompts_too() -> None:
     assert of_absorbed.flops[0] * (192 + 128) == of_expanded.flops[0] * (576 + 512)
     (dense,) = kernels(absorbed, "attention", "deepseek-v3")
     assert (dense.key_width, dense.k, dense.head_padding_ratio) == (192, 128, 1)
-    server, device = time_stacks()["vllm"], device_of(load_hardware("h200"))
+    server, device = software_stacks()["vllm"], device_of(load_hardware("h200"))
     without = server.model_copy(update={"sparse_heads": 0})
     assert prefill(spec(), device, server, 1, 4096).seconds > prefill(spec(), device, without, 1, 4096).seconds
 

@@ -213,11 +213,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
-            self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
+            zero_distance_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for stream_index, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
                 mask = torch.cat([(distance >= stream_index) | (all_keys == 0), is_same_token], -1)
-                bias = stream_scores.gather(-1, torch.cat([distance_index, self_index], -1))
+                bias = stream_scores.gather(-1, torch.cat([distance_index, zero_distance_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
             return self.get_submodule("o_proj")(torch.cat(stream_outputs, 2).transpose(1, 2).flatten(2))

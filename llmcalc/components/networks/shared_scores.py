@@ -31,17 +31,20 @@ class SharedScores(Part):
 
     shared_experts: Experts
 
-    def flow(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
-        """Returns the weighted sum of all shared experts' outputs. expert: all shared experts as one gated network."""
+    def flow(self, recorder: Flow, shared_network: FeedForward, x: Value) -> Value:
+        """Returns the weighted sum of all shared experts' outputs.
+
+        shared_network: all shared experts as a single gated network.
+        """
         experts = Axis("shared_experts", self.shared_experts)
-        ffn = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
+        ffn = Axis("shared_ffn", shared_network.intermediate_size // self.shared_experts)
         logits = recorder.linear("shared_router", x, experts, kind="router")
         expert_weights = recorder.mul(
             recorder.act(logits, "sigmoid"), recorder.vector("shared_scale", Axis("one", 1), kind="router")
         )
         recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            gate_units = recorder.act(recorder.linear("gate_proj", x, experts, ffn), expert.hidden_act)
+            gate_units = recorder.act(recorder.linear("gate_proj", x, experts, ffn), shared_network.hidden_act)
             gate_units = recorder.mul(gate_units, recorder.linear("up_proj", x, experts, ffn))
             return recorder.linear("down_proj", recorder.mul(gate_units, expert_weights), *x.axes)
 

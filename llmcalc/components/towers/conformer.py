@@ -151,7 +151,7 @@ class Conformer(TowerPart):
         return self.subsampling.input_value()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
+        x = recorder.part("subsampling", self.subsampling, x, output_shape=(Axis("hidden", self.hidden_size),))
         layer_kind = self.num_hidden_layers
         heads = Axis("heads", self.attention.num_attention_heads)
         bias = None

@@ -99,8 +99,8 @@ class Subsampling(Component):
             return frames
         return StridedConvolutionRows(source_rows=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
 
-    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the subsampling. width: the axes of the output; default x's axes.
+    def flow(self, recorder: Flow, x: Value, output_shape: Shape = ()) -> Value:
+        """Records the subsampling. output_shape: the axes of the output; default x's axes.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
@@ -109,7 +109,7 @@ class Subsampling(Component):
                 recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
-        output_axes, frames, frequency_bins = width or x.axes, x.rows, self.num_mel_bins
+        output_axes, frames, frequency_bins = output_shape or x.axes, x.rows, self.num_mel_bins
         conv_output = x.view(
             Axis("channels", 1), new_rows=MultipliedRows("spectrum", source_rows=frames, rows_per_source=frequency_bins)
         )

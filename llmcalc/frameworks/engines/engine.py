@@ -324,13 +324,16 @@ class Engine:
         """Computes the memory of the engine's devices.
 
         Raises `InputError` for flags and models that are not modelled. Its message names the engine's flag of tensor
-        parallelism where the shared code of layouts has `--tp`.
+        parallelism where the shared code of layouts has `--tp`, and the flags of vLLM whose product is its `--etp`.
         """
         try:
             engine_memory: EngineMemory = self.memory(self.server(preset, hardware, engine_version, flags))
         except ImpossibleLayout as error:
             flag_name = self.flags_by_option.get("--devices", "--tp")
-            raise ImpossibleLayout(re.sub(r"(?<![\w-])--tp(?![\w-])", flag_name, str(error))) from None
+            message = re.sub(r"(?<![\w-])--tp(?![\w-])", flag_name, str(error))
+            if "data_parallel_size" in flags:
+                message = message.replace("--etp ", f"{flag_name} · --data-parallel-size = ")
+            raise ImpossibleLayout(message) from None
         return engine_memory
 
     def flag_changes_on(

@@ -19,7 +19,8 @@ class EngineUse:
     """A serving engine with a model on one type of accelerator: the memory and suggested flags.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
-    memory: its memory. changes: changes that leave more for the cache. launch: the file that starts it; None without.
+    memory: its memory. flag_changes: changes of flags that leave more for the cache.
+    launch: the file that starts it; None without.
     """
 
     preset: Preset
@@ -28,7 +29,7 @@ class EngineUse:
     hardware: Hardware
     flags: Mapping[str, Any]
     memory: EngineMemory
-    changes: tuple[FlagChange, ...] = ()
+    flag_changes: tuple[FlagChange, ...] = ()
     launch: LaunchedServer | None = None
 
 

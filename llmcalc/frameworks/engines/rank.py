@@ -223,8 +223,8 @@ class EngineRank:
             self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"{self._dividing_options}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
-                f"--tp, or another scheme{self._size_remark}"
+                f"{self._dividing_options}: of a rank's weights in {scheme_title}, {error.reason}; expected "
+                f"{self._smaller_options}, or another scheme{self._size_remark}"
             ) from None
 
     @property
@@ -232,6 +232,13 @@ class EngineRank:
         """The options of the layout that divide matrices, as the beginning of error messages."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
+
+    @property
+    def _smaller_options(self) -> str:
+        """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
+        if self.layout.expert_tp <= self.layout.tp:
+            return "a smaller --tp"
+        return "a smaller --tp or --data-parallel-size" if self.layout.tp > 1 else "a smaller --data-parallel-size"
 
     @property
     def _size_remark(self) -> str:
@@ -268,11 +275,11 @@ class EngineRank:
             named_tensor = weight if path_names is None else replace(weight, published_names=path_names(weight.path))
             refusal_reasons = [scheme.shard_refusal_reason(named_tensor, shape) for shape in tensor_shapes]
             if all(refusal_reasons):
-                remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
+                remedy = "experts that ranks do not divide, " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
                     f"{self._dividing_options}: of a rank's weights in {self.scheme or 'the published format'}, "
-                    f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
-                    f"{remedy}or another scheme"
+                    f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected "
+                    f"{self._smaller_options}, {remedy}or another scheme"
                 )
 
     def _bytes_with_divided_blocks(self) -> int:

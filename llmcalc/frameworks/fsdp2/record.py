@@ -13,7 +13,7 @@ FRAMEWORK = Framework(
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
     tensor_bytes=LazyFunction(__package__, "rank_memory:tensor_bytes"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
-    estimate_errors=EstimateErrors(underestimate=0.08),
+    estimate_errors=EstimateErrors(share_below=0.08),
     check=LazyFunction(__package__, "training:check_run"),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),

@@ -159,17 +159,21 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     has_chosen_placement = server.has_stated_gpu_layers or any(
         flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
-    device_count = len(server.devices) if fixed_flags else 1
-    while device_count <= most_devices:
+    if fixed_flags:
+        device_counts = [len(server.devices)]
+    elif not server.devices or server.hardware.vendor == ONE_GPU_VENDOR:
+        device_counts = [1]
+    else:
+        device_counts = sorted({min(2**i, most_devices) for i in range(most_devices.bit_length() + 1)})
+    for device_count in device_counts:
+        if device_count > most_devices:
+            return
         split_flags = {} if fixed_flags or device_count == 1 else {"tensor_split": ",".join(["1"] * device_count)}
         server_on_devices = server.with_flags(**split_flags)
         if has_chosen_placement:
             yield split_flags, memory(server_on_devices)
         else:
             yield from _placements(server_on_devices, split_flags)
-        if fixed_flags or not server.devices or server.hardware.vendor == ONE_GPU_VENDOR:
-            return
-        device_count = 2 * device_count if device_count == most_devices else min(2 * device_count, most_devices)
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

@@ -273,7 +273,7 @@ class _LayerFit:
 
 
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_count: int) -> list[_GpuLayers]:
-    """Returns the GPUs' layers after a move of layers to GPU `gpu_number`, together with their experts on the host."""
+    """Returns the GPUs' layers after layers with experts on the host move to GPU `gpu_number`, experts included."""
     moved_layers = list(layers_by_gpu)
     remaining_count = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):

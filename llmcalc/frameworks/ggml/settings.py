@@ -31,7 +31,7 @@ VULKAN = "Vulkan"
 class GgmlSettings(EngineServer):
     """The settings of a llama.cpp server of a model, from the flags.
 
-    record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
+    engine_record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
     counts_encoder_graph: whether the encoder of images runs as in llama-server (not in Ollama before 0.30).
     """
 

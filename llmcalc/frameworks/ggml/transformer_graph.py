@@ -639,7 +639,7 @@ class ModelGraph:
             self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32, operation_name="input"))
         residual_stream = self._new_tensor((self.hidden_size, tokens), embedding_table, token_ids)
         if self.settings.is_module:
-            residual_stream = self._module_input(residual_stream)
+            residual_stream = self._mtp_input(residual_stream)
         keeps_all_tokens = self.settings.is_module or self.settings.drafted_by_modules > 0
         per_layer_vectors = self._per_layer_vectors(residual_stream)
         for i, layer in self.layers.items():
@@ -669,7 +669,7 @@ class ModelGraph:
         self.graph.add_operations(self.matmul(OUTPUT, self.layer_count, self.vocab_size, normed_output, tokens))
         return self.graph
 
-    def _module_input(self, embeddings: Tensor) -> Tensor:
+    def _mtp_input(self, embeddings: Tensor) -> Tensor:
         """Returns the input of a multi-token-prediction module: a product of embeddings and states of the model.
 
         Source: `graph_mtp` of src/models/qwen35.cpp.

@@ -118,9 +118,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
         memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
-    is_ollama = "ollama" in log_values or not memory_terms
     is_plan = not memory_terms
-    if not memory_terms:
+    is_ollama = is_plan or "ollama" in log_values
+    if is_plan:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
             LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
@@ -134,8 +134,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if is_out_of_memory and requested_bytes:
         is_ollama = "ollama" in log_values
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
-        if log_values.last_size("free"):
-            memory_terms = (*memory_terms, LogTerm("free", log_values.last_size("free") or 0))
+        free_bytes = log_values.last_size("free")
+        if free_bytes:
+            memory_terms = (*memory_terms, LogTerm("free", free_bytes))
     if not memory_terms:
         return None
     failed_buffer = ""

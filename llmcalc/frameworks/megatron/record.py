@@ -11,7 +11,7 @@ FRAMEWORK = Framework(
     title="Megatron-Core",
     rank_memory=LazyFunction(__package__, "run:rank_memory"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
-    estimate_errors=EstimateErrors(underestimate=0.04),
+    estimate_errors=EstimateErrors(share_below=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layout_rules=LayoutRules("megatron", default_zero_stage=1, keeps_experts_whole=True, sequence_parallel=True),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
+from ..argument_names import keyword_of
 from ..engines.draft_models import read_draft
 
 ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
@@ -68,12 +69,12 @@ def speculation_of(
     if draft_algorithm is None:
         return NO_DRAFTS
     tokens = _verified_tokens(flags, str(draft_algorithm), architectures)
-    if draft_algorithm in BLOCK_ALGORITHMS:
+    drafts_a_block = draft_algorithm in BLOCK_ALGORITHMS
+    if drafts_a_block:
         _check_block_draft(flags, str(draft_algorithm), is_counted)
     if draft_algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Speculation(tokens)
     draft_path = flags.get("speculative_draft_model_path")
-    drafts_a_block = draft_algorithm in BLOCK_ALGORITHMS
     if drafts_a_block and draft_path is None:
         raise InputError(
             f"--speculative-algorithm {draft_algorithm}: a draft within the target's checkpoint is not modelled; "
@@ -113,7 +114,7 @@ def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counte
     if not is_counted:
         raise InputError(f"--speculative-algorithm {draft_algorithm}: is modelled from SGLang 0.5.14 on")
     for layout_flag in ("--enable-dp-attention", "--pp-size"):
-        layout_value = flags.get(layout_flag[2:].replace("-", "_"))
+        layout_value = flags.get(keyword_of(layout_flag))
         if layout_value not in (None, False, 1):
             raise InputError(
                 f"{layout_flag}: with --speculative-algorithm {draft_algorithm} is not modelled; remove one of them"
@@ -147,8 +148,9 @@ def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectur
         return int(flags["speculative_num_draft_tokens"])
     if draft_algorithm in BLOCK_ALGORITHMS:
         block_tokens = flags.get(f"speculative_{draft_algorithm}_block_size")
-        stated_tokens = None if block_tokens is None else int(block_tokens) + BONUS_TOKENS[draft_algorithm]
-        return stated_tokens or BLOCK_ALGORITHMS[draft_algorithm]
+        if block_tokens is None:
+            return BLOCK_ALGORITHMS[draft_algorithm]
+        return int(block_tokens) + BONUS_TOKENS[draft_algorithm]
     if draft_algorithm == "ngram":
         return 12
     if "speculative_num_steps" in flags:
@@ -156,7 +158,7 @@ def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectur
     return 8 if draft_algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
-def draft_vocabulary_tables(speculation: Speculation, preset: Preset) -> tuple[str, ...]:
+def draft_vocabulary_tables(speculation: Speculation, target_preset: Preset) -> tuple[str, ...]:
     """Returns the tables of the target's vocabulary that the class of a draft allocates: `embed_tokens`, `lm_head`.
 
     They are released for those of the target after the KV cache is sized (speculative/eagle_worker_v2.py,
@@ -166,7 +168,7 @@ def draft_vocabulary_tables(speculation: Speculation, preset: Preset) -> tuple[s
         return () if speculation.drafts_a_block else speculation.draft.model.from_target
     if not speculation.with_mtp:
         return ()
-    return ("embed_tokens",) if preset.model.tie_word_embeddings else ("embed_tokens", "lm_head")
+    return ("embed_tokens",) if target_preset.model.tie_word_embeddings else ("embed_tokens", "lm_head")
 
 
 def draft_layers(speculation: Speculation, preset: Preset) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, short_repr, suggest
+from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.search import routed_experts
 from ..engines.rank import EngineRank
@@ -72,18 +72,10 @@ BLOCK = 128
 
 
 def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag.
-
-    Raises `InputError` for a backend that vLLM does not have.
-    """
+    """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
     field_name = next((field for field in BACKEND_FIELDS if field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
-    if backend not in ALL2ALL_BACKENDS:
-        raise InputError(
-            f"{flag_name} {short_repr(backend)}: is not modelled; expected one of {', '.join(COUNTED_BACKENDS)}."
-            f"{suggest(backend, list(COUNTED_BACKENDS))}"
-        )
     return backend, flag_name
 
 
@@ -127,13 +119,12 @@ def exchange_buffer_bytes(
     buffer_bytes = int(flags.get("VLLM_DEEPEP_BUFFER_SIZE_MB", DEFAULT_BUFFER_MIB)) * MIB
     if backend == "deepep_high_throughput":
         return buffer_bytes * (2 if rank_count > RANKS_OF_NODE else 1)
-    hidden_size, dispatched_tokens = int(spec.hidden_size), step_tokens
+    hidden_size, dispatched_tokens, flag_name = int(spec.hidden_size), step_tokens, "--max-num-batched-tokens"
     if version < SENDS_WHOLE_STEPS_FROM:
-        dispatched_tokens = int(flags.get(CHUNK_VARIABLE, DEFAULT_DISPATCHED_TOKENS))
+        dispatched_tokens, flag_name = int(flags.get(CHUNK_VARIABLE, DEFAULT_DISPATCHED_TOKENS)), CHUNK_VARIABLE
     heap_bytes = low_latency_bytes(dispatched_tokens, hidden_size, expert_count)
     if heap_bytes > LARGEST_HEAP:
         most_tokens = most_low_latency_tokens(hidden_size, expert_count)
-        flag_name = "--max-num-batched-tokens" if dispatched_tokens == step_tokens else CHUNK_VARIABLE
         raise InputError(
             f"{flag_name} {dispatched_tokens:,}: the buffers of deepep_low_latency would take "
             f"{heap_bytes / 2**30:,.1f} GiB, and DeepEP has at most 32; expected at most {most_tokens:,}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..engines.flags import AUTO_WORDS, Flag, memory_neutral_flags_of, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
+from .expert_exchange import ALL2ALL_BACKENDS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
 POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
@@ -81,8 +82,7 @@ FLAGS = (
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
     Flag(("--optimization-level",), "word", ("2", "3"), is_memory_neutral=True),
-    Flag(("--all2all-backend",)),
-    Flag(("VLLM_ALL2ALL_BACKEND",)),
+    *(Flag((name,), "word", ALL2ALL_BACKENDS) for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")),
     Flag(("VLLM_DEEPEP_BUFFER_SIZE_MB",), "number", minimum=0, maximum=10**6),
     Flag(("VLLM_MOE_DP_CHUNK_SIZE",), "number", maximum=10**6),
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_memory_neutral=True),

@@ -356,7 +356,8 @@ class VLLMSettings(EngineServer):
         their number (`flatten_tp_across_dp` of layers/fused_moe/config.py; from 0.8 on, fused_moe/layer.py).
         """
         stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
-        has_expert_parallelism, expert_ranks = self.flags.get("enable_expert_parallel"), self.tp * self.dp
+        has_expert_parallelism = self.flags.get("enable_expert_parallel")
+        expert_ranks = self.tp * self.dp
         if not has_expert_parallelism and (self.dp == 1 or not routed_experts(self.preset.model)):
             return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
         ep, expert_tp = (expert_ranks, 1) if has_expert_parallelism else (1, expert_ranks)

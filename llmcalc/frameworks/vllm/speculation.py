@@ -83,10 +83,10 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             'expected "model" too, {"method": "mtp"} or the run without the flag'
         )
     if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
+        model_text = "" if model is None else f" with {short_repr(model)}"
         raise InputError(
-            f"{FLAG}: method {short_repr(drafting_method)}{'' if model is None else f' with {short_repr(model)}'} is "
-            "not "
-            f"modelled; expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
+            f"{FLAG}: method {short_repr(drafting_method)}{model_text} is not modelled; expected mtp without a model, "
+            f"draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:

@@ -1113,10 +1113,13 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
         )
     older = {"engine": "vllm==0.11.0", "all2all_backend": "deepep_low_latency"}  # which sends 256 tokens at once
     assert llmcalc.memory("deepseek-v3", hardware="h200", **older, **wide).ok
+    # both flags have the same number: before 0.20 the variable is what limits the buffers (fused_moe/layer.py)
+    chunks = {**older, "engine": "vllm==0.19.0", "VLLM_MOE_DP_CHUNK_SIZE": 4096, "max_num_batched_tokens": 4096}
+    with pytest.raises(InputError, match=r"VLLM_MOE_DP_CHUNK_SIZE 4,096: the buffers .* at most 2,304"):
+        llmcalc.memory("deepseek-v3", hardware="h200", **chunks, **wide)
     counted = "expected one of naive, allgather_reducescatter, deepep_high_throughput, deepep_low_latency"
-    for backend, reason in (("mori_low_latency", "its buffers are not modelled"), ("morri", "is not modelled")):
-        with pytest.raises(InputError, match=f"--all2all-backend '?{backend}'?: {reason}; {counted}"):
-            llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend=backend, **wide)
+    with pytest.raises(InputError, match=f"backend mori_low_latency: its buffers are not modelled; {counted}"):
+        llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend="MORI_low_latency", **wide)
     ignored = {"all2all_backend": "deepep_low_latency", "VLLM_MOE_DP_CHUNK_SIZE": 64}
     notes = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **ignored).result.notes
     assert any(note.startswith("VLLM_MOE_DP_CHUNK_SIZE: vLLM ignores it from 0.20 on") for note in notes)
@@ -1166,10 +1169,22 @@ def test_ranks_of_attention_divide_experts_without_expert_parallelism_too() -> N
     assert halves.bytes_of("weights") - by_stages.bytes_of("weights") == expert_bytes // 8
     dense, dense_replicas = (llmcalc.memory("llama3.1-8b", **words, dp=dp).result for dp in (1, 2))
     assert dense.bytes_of("weights") == dense_replicas.bytes_of("weights")
-    with pytest.raises(
-        InputError, match=r"--tensor-parallel-size 4 --data-parallel-size 2: .* not a multiple of .* 128"
-    ):
-        llmcalc.memory("Qwen/Qwen3-30B-A3B-FP8", **words, tp=4, dp=2)
+    for model, tp, dp, reason in (
+        (
+            "Qwen/Qwen3-30B-A3B-FP8", 4, 2, "--tensor-parallel-size 4 --data-parallel-size 2: .* not a multiple of .* "
+            "128, .* expected a smaller --tensor-parallel-size or --data-parallel-size, experts that ranks do not",
+        ),
+        (
+            "deepseek-v3", 1, 32, "--tensor-parallel-size 1 --data-parallel-size 32: .* 64 rows are not a multiple of "
+            ".* expected a smaller --data-parallel-size, experts that ranks do not divide, or another scheme",
+        ),
+        (
+            "gpt-oss-120b", 1, 128, "--tensor-parallel-size · --data-parallel-size = 128: does not divide the "
+            "intermediate_size of an expert 2880; expected one of 1, 2, 3",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=reason):
+            llmcalc.memory(model, **words, tp=tp, dp=dp)
 
 
 @pytest.mark.parametrize(
