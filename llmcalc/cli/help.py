@@ -92,7 +92,7 @@ class Command(TyperCommand):
         }
         args[:] = _with_hyphens_in_names(args, valued_options)
         for argument, next_argument in zip_longest(args, args[1:]):
-            if argument == "--":
+            if argument == "--" or ctx.resilient_parsing:  # a shell completes the value
                 break
             if valued_options.get(argument) and (next_argument is None or next_argument in valued_options):
                 place = "" if next_argument is None else f" before {next_argument}"

@@ -137,7 +137,7 @@ class Settings:
         Setting(
             "Tokens of each sequence, such as 32k. In decode those in the cache before the step.",
             "What runs",
-            f"{USUAL:,} in training, else the context up to {MOST_CONTEXT:,}, or Ollama's for its tags",
+            f"{USUAL:,} in training, else the context up to {MOST_CONTEXT:,}",
             spellings=("-s", "--ctx", "--max-model-len"),
             is_common=True,
             every_framework=True,

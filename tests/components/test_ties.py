@@ -15,7 +15,10 @@ from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.samples import sampled
 
-WITHOUT_HEAD = {"embedding_gemma2", *(kind for kind in model_types() if family_of(kind).projection_size is not None)}
+WITHOUT_HEAD = {
+    *("clip", "embedding_gemma2", "metaclip_2", "siglip", "siglip2"),
+    *(kind for kind in model_types() if family_of(kind).projection_size is not None),
+}
 """Wrappers whose class has no language-model head."""
 
 ALWAYS_TIED = {"diffusion_gemma"}
@@ -42,8 +45,9 @@ def tied_by_class(config: dict[str, Any]) -> bool:
         model = getattr(transformers, config["architectures"][0])(
             transformers.AutoConfig.for_model(config["model_type"], **fields)
         )
-    head = model.get_output_embeddings() or model.language_model.get_output_embeddings()
-    return bool(head.weight is model.get_input_embeddings().weight)
+    text_model = getattr(model, "text_decoder", None) or getattr(model, "language_model", model)
+    head = model.get_output_embeddings() or text_model.get_output_embeddings()
+    return bool(head.weight is text_model.get_input_embeddings().weight)
 
 
 def rules_of(kind: str) -> set[Any]:

@@ -19,7 +19,7 @@ FLAGS = [
     Flag(("--swap",), "gib"),
     Flag(("--swap-ratio",), "ratio"),
     Flag(("--sizes",), "numbers"),
-    Flag(("--compile",), "table"),
+    Flag(("--compilation-config",), "table"),
     Flag(("--split",), "text"),
     Flag(("--eager",), "switch", off_spellings=("--graphs",)),
     Flag(("--prefix",), "word", ("sha", "xxh"), value_if_bare="sha"),
@@ -50,10 +50,10 @@ def read(**values: Any) -> dict[str, Any]:
         ({"sizes": "1 2,[3]"}, (1, 2, 3)),
         ({"sizes": 5}, (5,)),
         ({"sizes": " ".join(["1"] * 10_000)}, (1,) * 10_000),
-        ({"compile": "3"}, {"level": 3}),
-        ({"compile": "999"}, {"level": 999}),
-        ({"compile": "a=1,b=x,c=true,d=[1]"}, {"a": 1, "b": "x", "c": True, "d": [1]}),
-        ({"compile": {"a": "null"}}, {"a": None}),
+        ({"compilation_config": "3"}, {"level": 3}),
+        ({"compilation_config": "999"}, {"level": 999}),
+        ({"compilation_config": "a=1,b=x,c=true,d=[1]"}, {"a": 1, "b": "x", "c": True, "d": [1]}),
+        ({"compilation_config": {"a": "null"}}, {"a": None}),
         ({"eager": "False"}, False),
         ({"eager": "TRUE"}, True),
         ({"devices": "2"}, "0,1"),
@@ -85,7 +85,7 @@ def test_values_are_read(values: dict[str, Any], read_as: Any) -> None:
         ({"sizes": ""}, "0 numbers; expected 1 to 10,000"),
         ({"sizes": " ".join(["1"] * 10_001)}, "10,001 numbers; expected 1 to 10,000"),
         ({"sizes": "0"}, "--sizes: 0; expected 1"),
-        ({"compile": "1000"}, "expected a JSON object"),
+        ({"compilation_config": "1000"}, "expected a JSON object"),
         ({"eager": "yes"}, "expected true or false"),
         ({"devices": "65"}, "--devices: 65; expected 1 to 64"),
         ({"devices": "0"}, "--devices: 0; expected 1 to 64"),
@@ -114,13 +114,13 @@ def test_suffixes_are_powers_of_ten_and_of_two() -> None:
     [
         ("--max_len", "max_len", ()),
         ("-m", "max_len", ()),
-        ("--comp", "compile", ()),
-        ("--com", "compile", ()),
+        ("--comp", "compilation_config", ()),
+        ("--com", "compilation_config", ()),
         ("--co", None, ()),
         ("--swap", "swap", ()),
         ("--swa", None, ()),
-        ("--compile.a.b.c.d", "compile", ("a", "b", "c", "d")),
-        ("--compile.a.b.c.d.e", "compile", ("a", "b", "c", "d")),
+        ("--compilation-config.a.b.c.d", "compilation_config", ("a", "b", "c", "d")),
+        ("--compilation-config.a.b.c.d.e", "compilation_config", ("a", "b", "c", "d")),
         ("--max-seqs.a", None, ()),
     ],
 )
@@ -133,12 +133,13 @@ def test_flags_are_found_by_beginnings_of_five_letters(name: str, field: str | N
 def test_arguments_are_split() -> None:
     arguments = (
         "model --seq 8 --max-len=9 --eager false --graphs --no-eager --prefix --lora a --lora b "
-        "--compile.x.y 1 --sizes 1 2 --flops --port 3"
+        "--compilation-config.x.y 1 --sizes 1 2 --flops --port 3"
     )
     positional_arguments, values = split_arguments("server", FLAGS, arguments.split(), {"--flops": False}, OPTIONS)
     assert positional_arguments == ["model", "--flops"]
     assert values == {
-        "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", "compile": {"x": {"y": "1"}},
+        "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", 
+        "compilation_config": {"x": {"y": "1"}},
         "sizes": "1 2", "port": "3",
     }  # fmt: skip
     assert "port" not in read_flag_values("server", FLAGS, {"port": "3"})

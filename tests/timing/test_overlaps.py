@@ -170,5 +170,5 @@ def test_a_global_batch_that_an_interleaved_schedule_does_not_take_is_named() ->
 def test_an_overlap_that_needs_sequence_parallelism_is_named_without_it(run: Any) -> None:
     words = ("time", "llama3-8b", "--hardware", "h100", "--framework", "megatron", "--tp", "2", "--seq", "4k")
     for options, is_named in ((("--overlap", "tp"), True), (("--overlap", "tp", "--sequence-parallel"), False)):
-        text = " ".join(run(*words, *options).out.split())
+        text = " ".join(run(*words, *options, "--notes").out.split())
         assert ("timed as without --overlap tp (it needs --sequence-parallel)" in text) is is_named

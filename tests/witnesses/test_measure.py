@@ -117,8 +117,8 @@ def test_classes_that_are_no_language_model_are_named(run: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "architecture", "works"),
     [
-        ("clip", "CLIPModel", True),
-        ("clip", None, False),
+        ("clap", "ClapModel", True),
+        ("clap", None, False),
         ("csm", "CsmForConditionalGeneration", True),
         ("csm", "OwnModForCausalLM", False),
         ("pocket_tts", "PocketTTSForConditionalGeneration", True),

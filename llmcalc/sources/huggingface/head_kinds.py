@@ -35,6 +35,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "Qwen2ForProcessRewardModel": "classification",
     "InternLM2ForRewardModel": "classification",
     "JinaVLForRanking": "classification",
+    "Omni_Reasoning_V3": "lm",
     "Qwen2_5OmniModel": "lm",
     "Blip2Model": "lm",
     "Pix2StructTextModel": "lm",
@@ -49,6 +50,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
 
 `Qwen2_5OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the classes of
 BLIP-2 without a task and of Pix2Struct's text model have a head, and NeoMME's reader replaces that of its retriever.
+`Omni_Reasoning_V3` ends the class of Nemotron 3 Nano Omni's own code.
 Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their heads.
 """
 

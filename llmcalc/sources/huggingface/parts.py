@@ -350,6 +350,9 @@ REWARD_HEADS: dict[str, Table] = {
 It scores every token; that of Jina's reranker scores the last one alone in practice.
 """
 
+BIAS_FROM_CONFIG = ("Qwen3ASR",)
+"""Beginnings of classes whose scores of tokens have a bias only if `token_classification_bias` says so."""
+
 
 def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
     """Returns the head of a reranker with a separate score weight for the output of each layer from `start_layer` on.
@@ -384,6 +387,7 @@ def head_table(
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
     class_name = architecture(config)
+    has_token_bias = not class_name.startswith(BIAS_FROM_CONFIG) or config.flag("token_classification_bias")
     if config.head == "none":
         has_model_head = "For" in class_name.replace("Former", "").replace("Formula", "")
         if (has_model_head and class_name.endswith("Model")) or names_another_head(class_name):
@@ -399,7 +403,7 @@ def head_table(
             "type": "classification",
             "num_labels": answer_scores if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
-            "bias": not config.has("token_classification_bias") or config.flag("token_classification_bias"),
+            "bias": has_token_bias,
         }
     if config.head == "classification":
         compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
