@@ -138,7 +138,7 @@ def test_arguments_are_split() -> None:
     positional_arguments, values = split_arguments("server", FLAGS, arguments.split(), {"--flops": False}, OPTIONS)
     assert positional_arguments == ["model", "--flops"]
     assert values == {
-        "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", 
+        "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b",
         "compilation_config": {"x": {"y": "1"}},
         "sizes": "1 2", "port": "3",
     }  # fmt: skip
