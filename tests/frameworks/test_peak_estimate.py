@@ -91,7 +91,7 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
     recomputing_estimate.share_parameter_counts(estimate)
     assert recomputing_estimate._parameters_by_stage is estimate._parameters_by_stage
     assert recomputing_estimate.least_bytes(layout) == separate_bytes
-    other_format = replace(recomputing_estimate, include=frozenset({"mtp"}), _parameters_by_stage={})
+    other_format = replace(recomputing_estimate, included_parts=frozenset({"mtp"}), _parameters_by_stage={})
     other_format.share_parameter_counts(estimate)
     assert other_format._parameters_by_stage is not estimate._parameters_by_stage
 

@@ -31,7 +31,9 @@ from ..megatron.named_model import (
     precision_aware_settings,
 )
 
-READ = argument_names(__file__, "read").union(HOST_OPTIMIZER, PRECISION_AWARE)
+READ = argument_names(__file__, "read")
+READ_WITH_OPTIMIZER = READ.union(HOST_OPTIMIZER, PRECISION_AWARE)
+"""The arguments that are read, with those that Megatron-Core's reader of optimizers reads."""
 IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in MEGATRON_IGNORED}
 IGNORED_BEGINNINGS = tuple(argument_names(__file__, "ignored_beginnings"))
 
@@ -85,7 +87,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
-        read_names = READ.union(name for name in map(keyword_of, arguments) if _is_server_argument(name))
+        read_names = READ_WITH_OPTIMIZER.union(name for name in map(keyword_of, arguments) if _is_server_argument(name))
         config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
         reader.check_names(config, (*read_names, *MODELLED), [name for name in config if _is_ignored(name)])
         reader.refuse_other_values(config, MODELLED, "--")
@@ -104,7 +106,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _is_ignored(name: str) -> bool:
     """Whether an argument changes no memory."""
-    return name not in READ and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
+    return name not in READ_WITH_OPTIMIZER and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
 
 
 def _is_server_argument(name: str) -> bool:
