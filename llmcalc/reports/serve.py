@@ -337,6 +337,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         notes += [] if server.group is None else [_disaggregation_text(server.group)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
+        notes += _arrival_notes(serve_study, server, chosen_server.point)
         sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode_replicas)
         notes.append(
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
@@ -344,7 +345,6 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         )
         ttft, tpot = (float(getattr(chosen_server.point, name).estimate) for name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
-        notes += _arrival_notes(serve_study, server, chosen_server.point)
         if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(0, _at_risk_text(server, chosen_server.point))
         command_text = _start_command(serve_study, server)
