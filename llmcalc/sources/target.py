@@ -269,9 +269,16 @@ PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[
 """Words of a message about memory, of which no model's name has any."""
 
 
-def _unknown_target(model_target: str) -> str:
-    from .huggingface.drafts import CLASSES
+def _is_kind_of_drafts(name: str) -> bool:
+    """Whether the name is a kind of draft models; false where no configs are read, as on the page."""
+    try:
+        from .huggingface.drafts import CLASSES
+    except ModuleNotFoundError:
+        return False
+    return name.lower().replace("-", "_") in CLASSES
 
+
+def _unknown_target(model_target: str) -> str:
     if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
@@ -292,7 +299,7 @@ def _unknown_target(model_target: str) -> str:
         return (
             f"'{model_target}' drafts tokens without a model, for llmcalc serve --draft alone; expected a model's name"
         )
-    if model_target.lower().replace("-", "_") in CLASSES:
+    if _is_kind_of_drafts(model_target):
         return (
             f"'{model_target}' is a kind of draft models; expected a draft's own config: its hub id, "
             "folder or config.json"
@@ -318,20 +325,28 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
 
     A name that starts with another wrapper's model type (`blip2-opt-2.7b`) is a model with further modules.
     """
-    from .huggingface.registry import FILE_OF, family_of
+    if wrapper_types := _wrapper_types(model_name, normalized(base_preset)):
+        wrapper = max(wrapper_types, key=len)
+        return f" Its text model may be {base_preset}, beside modules of {wrapper}: expected its own config.json"
+    return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
 
-    preset_name = normalized(base_preset)
-    wrapper_types = [
+
+def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
+    """Returns the wrappers' model types with which the name starts, and the preset's name does not.
+
+    Empty where no configs are read, as on the page.
+    """
+    try:
+        from .huggingface.registry import FILE_OF, family_of
+    except ModuleNotFoundError:
+        return []
+    return [
         model_type
         for model_type in FILE_OF
         if _starts_with_type(model_name, model_type)
         and not preset_name.startswith(normalized(model_type))
         and family_of(model_type).text_type
     ]
-    if wrapper_types:
-        wrapper = max(wrapper_types, key=len)
-        return f" Its text model may be {base_preset}, beside modules of {wrapper}: expected its own config.json"
-    return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
 
 
 FEWEST_LETTERS_OF_TYPE = 4

@@ -253,7 +253,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Any) -> None:
     shown(page, run, "plan", at=1)
     best = page.evaluate("window.llmcalc.plan.feasible[0]")
     page.click("#cluster .plan tbody tr:first-child button")
-    until(page, "world => window.llmcalc.cluster.layout.world_size === world", 8)
+    until(page, "world => window.llmcalc.cluster.layout.world === world", 8)
     shown(page, run, "cluster")
     found = page.evaluate("window.llmcalc.cluster")
     assert found["layout"] == best["layout"]
