@@ -170,7 +170,7 @@ class RunQuestion(RunOptions):
             context = library_engine.default_context(self.preset, self.accelerators[0], devices)
         except InputError:  # Ollama has no such model
             return self
-        note = f"{library_engine.title} has a context of {context:,} tokens here by default; --seq for another"
+        note = library_engine.default_context_note(context)
         return replace(
             self,
             preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),

@@ -693,8 +693,7 @@ def _in_context_of_server(
     is_context_of_memory = engine_record.default_context is not None
     if context <= 1 or (not is_context_of_memory and context > usual_context(run_memory.spec, is_decoding=True)):
         return run_memory, ()
-    note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
-    return run_memory.with_changes(seq=context - 1), (note,)
+    return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),)
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

@@ -324,9 +324,14 @@ def _engine_that_divides_layers(
     """Returns the engine of a GGUF file's weights whose layers alone are divided; None where `gguf_replicas` is."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
-    if not has_gguf_weights(run_memory) or not divides_layers or is_several_computers:
+    if not divides_layers or is_several_computers:
         return None
-    return UsualEngine.of_run(preset, run_memory, hardware)
+    return _engine_of_gguf_weights(preset, run_memory, hardware)
+
+
+def _engine_of_gguf_weights(preset: Preset, run_memory: Memory, hardware: Hardware) -> UsualEngine | None:
+    """Returns the usual engine of a GGUF file's weights; None for other weights, and where it does not run."""
+    return UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
@@ -334,7 +339,7 @@ def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFi
 
     None for other weights, and where the engine does not run or its buffers are not known.
     """
-    usual_engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    usual_engine = _engine_of_gguf_weights(preset, run_memory, hardware)
     device_bytes = None if usual_engine is None else usual_engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
@@ -344,7 +349,7 @@ def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> Hardw
 
     Where it fits on none, the number that needs least. None as of `gguf_fit`, and for several whole computers.
     """
-    usual_engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    usual_engine = _engine_of_gguf_weights(preset, run_memory, hardware)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)
 
 

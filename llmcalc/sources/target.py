@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -271,11 +272,11 @@ PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[
 
 def _is_kind_of_drafts(name: str) -> bool:
     """Whether the name is a kind of draft models; false where no configs are read, as on the page."""
-    try:
+    with suppress(ModuleNotFoundError):
         from .huggingface.drafts import CLASSES
-    except ModuleNotFoundError:
-        return False
-    return name.lower().replace("-", "_") in CLASSES
+
+        return name.lower().replace("-", "_") in CLASSES
+    return False
 
 
 def _unknown_target(model_target: str) -> str:
@@ -336,17 +337,17 @@ def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
 
     Empty where no configs are read, as on the page.
     """
-    try:
+    with suppress(ModuleNotFoundError):
         from .huggingface.registry import FILE_OF, family_of
-    except ModuleNotFoundError:
-        return []
-    return [
-        model_type
-        for model_type in FILE_OF
-        if _starts_with_type(model_name, model_type)
-        and not preset_name.startswith(normalized(model_type))
-        and family_of(model_type).text_type
-    ]
+
+        return [
+            model_type
+            for model_type in FILE_OF
+            if _starts_with_type(model_name, model_type)
+            and not preset_name.startswith(normalized(model_type))
+            and family_of(model_type).text_type
+        ]
+    return []
 
 
 FEWEST_LETTERS_OF_TYPE = 4

@@ -189,9 +189,14 @@ def read_by(recorder: Flow, name: str) -> list[Value]:
     """Returns the storages that the scope of that name reads and does not write."""
     (scope,) = (s for s in scopes(recorder.root) if s.name == name)
     steps = list(scope.steps())
-    made = {id(v.storage) for step in steps for v in step.output_values}
+    written_storages = {id(v.storage) for step in steps for v in step.output_values}
     return list(
-        {id(v.storage): v.storage for step in steps for v in step.input_values if id(v.storage) not in made}.values()
+        {
+            id(v.storage): v.storage
+            for step in steps
+            for v in step.input_values
+            if id(v.storage) not in written_storages
+        }.values()
     )
 
 

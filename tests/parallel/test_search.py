@@ -233,10 +233,10 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=4))
     assert {(layout.pp, layout.vpp) for layout, _ in layout_search.possible_layouts} == {(4, 1), (4, 2), (4, 4)}
     assert not any(layout.reshard for layout, _ in layout_search.possible_layouts if layout.zero == 3)
-    again = search_layouts(
+    resharded_search = search_layouts(
         spec, 16, 64, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=4, reshard=True)
     )
-    assert all(layout.reshard for layout, _ in again.possible_layouts)
+    assert all(layout.reshard for layout, _ in resharded_search.possible_layouts)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp

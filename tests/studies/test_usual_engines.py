@@ -211,7 +211,7 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
 def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144, up to the model's."""
 
-    def asked_tokens(words: str) -> int:
+    def default_tokens(words: str) -> int:
         workload = json.loads(command(*words.split(), "--format", "json").out)["workload"]
         return workload["context"] if words.startswith("time") else workload["seq"]
 
@@ -237,7 +237,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("fit qwen3-8b --hardware rtx-4060", 32_768),
         ("memory qwen3:8b", 32_768),
     ):
-        assert asked_tokens(words) == tokens, words
+        assert default_tokens(words) == tokens, words
     note = "Ollama has a context of 4,096 tokens here by default; --seq for another"
     assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"

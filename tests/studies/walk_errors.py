@@ -77,16 +77,18 @@ def errors(
 
 def main() -> None:
     for framework in NAMES:
-        found = [
+        grid_errors = [
             error
             for model in MODELS
             for seq in LENGTHS
             for pp in (None, 4)
             for error in errors(framework, model, seq, 4, pp=pp)
         ]
-        for error in (min(found, key=lambda one: one.share), max(found, key=lambda one: one.share)):
-            print(f"{framework} of {len(found)}: {error.share:+.3f} {error.model} --seq {error.seq} {error.options}")
-        error = max(found, key=lambda one: one.largest_stage_share)
+        for error in (min(grid_errors, key=lambda one: one.share), max(grid_errors, key=lambda one: one.share)):
+            print(
+                f"{framework} of {len(grid_errors)}: {error.share:+.3f} {error.model} --seq {error.seq} {error.options}"
+            )
+        error = max(grid_errors, key=lambda one: one.largest_stage_share)
         print(f"  of a stage: {error.largest_stage_share:+.3f} {error.model} --seq {error.seq} {error.options}")
 
 

@@ -231,6 +231,10 @@ class Engine:
         replica_count = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
         return max(1, int(request_limit) // replica_count)
 
+    def default_context_note(self, context: int) -> str:
+        """Writes that the engine has a context of so many tokens where `--seq` states none."""
+        return f"{self.title} has a context of {context:,} tokens here by default; --seq for another"
+
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""
         if float(hardware.compute_capability or self.least_capability) < self.least_capability:

@@ -509,8 +509,8 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
     rule = RULES.validate_python(table)
     for height, width in SIZES:
         encoded = rule.encode(height, width, patch_size)
-        found = encoded.tile_or_clip_count, encoded.rows * encoded.columns, encoded.tokens
-        assert found == measure(height, width), (height, width)
+        sizes = encoded.tile_or_clip_count, encoded.rows * encoded.columns, encoded.tokens
+        assert sizes == measure(height, width), (height, width)
 
 
 @pytest.mark.parametrize(("height", "width", "rows", "columns"), [(20, 100, 1, 5), (27, 20, 3, 2), (28, 9, 4, 2)])

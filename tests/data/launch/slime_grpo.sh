@@ -1,15 +1,15 @@
 #!/bin/bash
-# The arguments of scripts/run-qwen3-4B.sh of THUDM/slime (2026-08-21), with a smaller model.
+# The arguments of scripts/run-qwen3-4B.sh of THUDM/slime (2026-08-21), with a smaller model and other folders.
 SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 source "${SCRIPT_DIR}/models/qwen2.5-0.5B.sh"
 NUM_GPUS=${NUM_GPUS:-8}
 CKPT_ARGS=(
    --hf-checkpoint Qwen/Qwen2.5-0.5B
-   --ref-load /root/Qwen2.5-0.5B_torch_dist
-   --load /root/Qwen2.5-0.5B_slime/
+   --ref-load checkpoints/Qwen2.5-0.5B_torch_dist
+   --load checkpoints/Qwen2.5-0.5B_slime/
 )
 ROLLOUT_ARGS=(
-   --prompt-data /root/dapo-math-17k.jsonl --input-key prompt --label-key label --apply-chat-template
+   --prompt-data data/dapo-math-17k.jsonl --input-key prompt --label-key label --apply-chat-template
    --rm-type deepscaler --num-rollout 3000 --rollout-batch-size 32 --n-samples-per-prompt 8
    --rollout-max-response-len 8192 --rollout-temperature 1 --global-batch-size 256 --balance-data
 )

@@ -39,8 +39,10 @@ def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_sa
     }
     assert expected.items() <= launch.settings.items()
     answer = llmcalc.memory(launch=FILE)
-    other = llmcalc.memory(launch=FILE, lora_targets="q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj")
-    assert answer.document["memory"] == other.document["memory"]
+    named_targets_answer = llmcalc.memory(
+        launch=FILE, lora_targets="q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    )
+    assert answer.document["memory"] == named_targets_answer.document["memory"]
 
 
 def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:

@@ -92,7 +92,7 @@ def _siglip_text_encoder() -> Family:
 
 
 def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Family:
-    """Returns the record of a class that builds a text encoder of its own class beside one of images."""
+    """Returns the family of a class with a text encoder and an image encoder, such as `CLIPModel`."""
     return Family(
         None,
         text_type=text_type,
