@@ -221,7 +221,9 @@ class Memory:
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats, workspace_bytes: [record_training(self.spec, training_config, repeats, workspace_bytes)]
+        return lambda repeats_by_stack, workspace_bytes: [
+            record_training(self.spec, training_config, repeats_by_stack, workspace_bytes)
+        ]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
@@ -247,8 +249,9 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats, workspace_bytes: [
-                    self._recorded_passes(pass_config, repeats, workspace_bytes) for pass_config in pass_configs
+                lambda repeats_by_stack, workspace_bytes: [
+                    self._recorded_passes(pass_config, repeats_by_stack, workspace_bytes)
+                    for pass_config in pass_configs
                 ],
                 cuda_runtime,
                 self.settings.recompute_choice().every,

@@ -119,9 +119,9 @@ class InferenceRun:
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = not spec.one_pass_model_name
-        self.lowering: EagerKernels = self._lowering(AutogradGraph(self.meter))
+        self.lowering: EagerKernels = self._create_lowering(AutogradGraph(self.meter))
 
-    def _lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
+    def _create_lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
         """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
@@ -183,7 +183,7 @@ class InferenceRun:
         if self.inference.counts_weights:
             self._allocate_parameters(self.lowering)
         else:
-            unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
+            unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
             self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
         if self.caches:
@@ -213,7 +213,7 @@ class InferenceRun:
 
         chunk_count: the number of chunks.
         """
-        unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
+        unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
         middle_passes = []
@@ -325,7 +325,9 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names
+        allocation_place: peak
+        for allocation_place, peak in memory_meter.peaks.items()
+        if allocation_place.phase in inference_run.names
     }
     replay_result.final_bytes = memory_meter.now
     if device is not None:

@@ -126,7 +126,7 @@ class BlockPool:
         return block_size
 
     def reserve(self, block_units: int) -> tuple[int, int]:
-        """Makes a new segment with a free block of at least n units (get_allocation_size).
+        """Adds a new segment with a free block of at least n units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
@@ -200,7 +200,7 @@ class CachingAllocator:
         """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
-    def _small_pool(self, cuda_stream: int) -> int:
+    def _small_pool_number(self, cuda_stream: int) -> int:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if cuda_stream not in self._pool_of_stream:
             self._pool_of_stream[cuda_stream] = len(self._pools)
@@ -217,7 +217,7 @@ class CachingAllocator:
         blocks_by_number, is_expandable = self._block_of, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
         allocated_units, peak_units = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        small_pool_number = self._small_pool(self._stream)
+        small_pool_number = self._small_pool_number(self._stream)
         pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
             if encoded_units > 0:
@@ -297,7 +297,7 @@ class CachingAllocator:
                     insort(block_starts_of_size, block_start)
             else:
                 self._stream = -1 - encoded_units
-                small_pool_number = self._small_pool(self._stream)
+                small_pool_number = self._small_pool_number(self._stream)
                 pool_tables += [
                     (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
                     for block_pool in self._pools[len(pool_tables) :]

@@ -92,10 +92,10 @@ class EventMeter(Meter):
             for (
                 model_chunk,
                 pass_kind,
-                pass_distance,
+                pass_offset,
             ), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_distance)
+                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_offset)
                 )
                 other_first_storage: int | None = first_storage_number
                 if other_pass_id != pass_id:
@@ -106,7 +106,7 @@ class EventMeter(Meter):
                 for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
         self.pieces.append((allocator_steps, first_storage_number))
-        self._count(pass_trace, added_layers, end_place, peaks)
+        self._count_pass(pass_trace, added_layers, end_place, peaks)
         return first_storage_number
 
     def _places_in_later_layer(self, pass_trace: PassTrace, added_layers: int) -> ShiftedPlaces:
@@ -125,7 +125,9 @@ class EventMeter(Meter):
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
 
-    def _count(self, pass_trace: PassTrace, added_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
+    def _count_pass(
+        self, pass_trace: PassTrace, added_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass
+    ) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module.
 
         end_place, peaks: those of the trace, with all layer indices shifted.

@@ -152,7 +152,12 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return ".".join(part for name, label, _ in self.path_names for part in (name, label) if part) or "model"
+        return (
+            ".".join(
+                name_or_label for name, label, _ in self.path_names for name_or_label in (name, label) if name_or_label
+            )
+            or "model"
+        )
 
 
 class Formulas:
@@ -261,18 +266,18 @@ class Formulas:
         self, quantity: Quantity, expression: Any, expected_value: Fraction, node: FormulaNode
     ) -> Formula:
         formula_in_numbers = self._evaluate_at_numbers(expression, expected_value, node)
-        formula_in_hidden = self._rewrite_in_hidden_units(expression)
-        if formula_in_hidden is not None:
-            self._evaluate_at_numbers(formula_in_hidden, expected_value, node)
-        return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden)
+        formula_in_hidden_units = self._rewrite_in_hidden_units(expression)
+        if formula_in_hidden_units is not None:
+            self._evaluate_at_numbers(formula_in_hidden_units, expected_value, node)
+        return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden_units)
 
     def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            tree_positions = self._nodes_in_preorder(root_node, cost_term.run_config)
+            preorder_nodes = self._nodes_in_preorder(root_node, cost_term.run_config)
             for walk_index in node.walk_indices:
-                cost_sum = add(cost_sum, tree_positions[walk_index].cost_per_repeat(cost_term.cost, self.include))
+                cost_sum = add(cost_sum, preorder_nodes[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
@@ -359,14 +364,14 @@ class Formulas:
         import sympy
 
         expression = sympy.sympify(expression)
-        depths = self.symbolic.depth_symbols
-        depth_symbols = {
+        depth_symbols = self.symbolic.depth_symbols
+        layer_count_symbols = {
             symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
         terms_without_layers: list[Any] = []
         for summand in sympy.Add.make_args(expression):
-            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
+            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in layer_count_symbols]
             if len(repeat_factors) == 1:
                 layer_terms.setdefault(rewrite_sums(summand / repeat_factors[0]), set()).add(repeat_factors[0])
             else:
@@ -374,12 +379,14 @@ class Formulas:
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeated_kinds in layer_terms.items():
             depth_symbol = next(
-                (symbol for symbol, kind_counts in depths.items() if kind_counts == repeated_kinds), None
+                (symbol for symbol, kind_counts in depth_symbols.items() if kind_counts == repeated_kinds), None
             )
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
-        repeated_terms = [factors * rewrite_sums(sympy.Add(*term)) for factors, term in terms_by_repeat.items()]
+        repeated_terms = [
+            repeat_factor * rewrite_sums(sympy.Add(*terms)) for repeat_factor, terms in terms_by_repeat.items()
+        ]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
@@ -395,21 +402,25 @@ class Formulas:
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
             factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
             head_exponent = sum(
-                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
+                exponent
+                for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
+                if factor_field in HEADS
             )
-            head_size_power = sum(
-                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
+            head_size_exponent = sum(
+                exponent
+                for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
+                if factor_field in HEAD_SIZES
             )
-            lengths = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_power else frozenset())
+            rewritten_fields = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_exponent else frozenset())
             for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
                 hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
-                changed_terms = (
+                changed_factor = (
                     sympy.Rational(self.meanings[base].value) ** exponent
                     * (hidden / self.meanings[hidden].value) ** hidden_exponent
-                    if field_name in lengths
+                    if field_name in rewritten_fields
                     else base**exponent
                 )
-                summand = summand / base**exponent * changed_terms if field_name in lengths else summand
+                summand = summand / base**exponent * changed_factor if field_name in rewritten_fields else summand
             total_sum += summand
         coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total_sum)]
         is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
@@ -449,14 +460,16 @@ class Formulas:
         """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
-        for depth, kind_counts in self.symbolic.depth_symbols.items():
+        for depth_symbol, kind_counts in self.symbolic.depth_symbols.items():
             combined_terms = [
                 {summand / kind_count for summand in sympy.Add.make_args(total_sum) if summand.has(kind_count)}
                 for kind_count in kind_counts
             ]
             for shared_factor in set.intersection(*combined_terms) if combined_terms else set():
                 total_sum = (
-                    total_sum - sum(shared_factor * kind_count for kind_count in kind_counts) + shared_factor * depth
+                    total_sum
+                    - sum(shared_factor * kind_count for kind_count in kind_counts)
+                    + shared_factor * depth_symbol
                 )
         return total_sum
 
@@ -488,11 +501,11 @@ def _cache_terms(
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
-    def scaled(counted_op: CountedOp) -> Number:
+    def scaled_cost(counted_op: CountedOp) -> Number:
         unscaled_cost = cost(counted_op)
         return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
-    return scaled
+    return scaled_cost
 
 
 def _one_eighth() -> Any:
@@ -513,20 +526,20 @@ def _build_node(
     numeric_position: NodePosition,
     symbolic_node: Node,
     path_names: Steps,
-    positions: Iterator[int],
+    walk_indices: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
-    """Builds a formula node and its children. positions: yields each node's position in a walk of the tree."""
-    node, walk_index = numeric_position.node, next(positions)
+    """Builds a formula node and its children. walk_indices: yields each node's index in a walk of the tree."""
+    node, walk_index = numeric_position.node, next(walk_indices)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_position.path}: the tree in symbols is not the tree in numbers")
     formula_source = node.source or formula_source
-    children_nodes = tuple(
+    child_nodes = tuple(
         _build_node(
             numeric_child,
             symbolic_child,
             (*path_names, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
-            positions,
+            walk_indices,
             formula_source,
         )
         for numeric_child, symbolic_child in zip(numeric_position.children(), symbolic_node.children, strict=True)
@@ -540,7 +553,7 @@ def _build_node(
         numeric_position.copies,
         numeric_position.optional,
         formula_source,
-        children_nodes,
+        child_nodes,
     )
 
 
@@ -550,7 +563,7 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    walk_indices = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
+    walk_indices = tuple(walk_index for merged_node in merged_nodes for walk_index in merged_node.walk_indices)
     node_path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,

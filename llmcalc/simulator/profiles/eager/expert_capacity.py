@@ -70,12 +70,12 @@ class ExpertCapacityKernels(ExpertKernels):
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1))
         self.bind(operation.output_values[0], y)
 
-    def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:
+    def _expert_rows(self, x: Tensor, expert_count: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return (
             x
-            if len(x.shape) == 3 and x.shape[0] == experts
-            else self.aten.reshape(x, (experts, row_count, x.shape[-1]))
+            if len(x.shape) == 3 and x.shape[0] == expert_count
+            else self.aten.reshape(x, (expert_count, row_count, x.shape[-1]))
         )
 
     def do_combine(self, operation: Step) -> None:

@@ -52,7 +52,8 @@ class FusedAttention(AttentionKernels):
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
+            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.input_values
+            for scope_item in scope_items
         )
 
     def attention_AttentionCore(self, operation: Step) -> None:
@@ -124,18 +125,18 @@ class FusedAttention(AttentionKernels):
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
         dropout_seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
         unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
-        shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        layouts, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes]
+            outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts]
             outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
-                fp32_query_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
+                fp32_query_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 logsumexp = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 repeated_gradients = [
                     autograd_graph.new_tensor((batch, heads, *shape[2:]), output_gradient.dtype)
-                    for shape, _ in shapes[1:]
+                    for shape, _ in layouts[1:]
                     if repeats_keys
                 ]
                 del fp32_query_gradient, logsumexp, repeated_gradients
