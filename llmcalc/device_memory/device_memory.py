@@ -163,19 +163,19 @@ class UnreplayedBytes:
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    sum_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.belongs_to_runtime or sum_status == memory_term.status:
+    term_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.belongs_to_runtime or term_status == memory_term.status:
         return memory_term
-    if sum_status == "untested":
+    if term_status == "untested":
         return replace(
-            memory_term, status=sum_status, witness=f"no measurement of {evidence_names(evidence, sum_status)}"
+            memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
         )
-    checks_text = witness_texts(evidence, sum_status)
+    checks_text = witness_texts(evidence, term_status)
     if memory_term.witness == ON_META:
-        checks_text = f"torch on meta, and {checks_text}" if sum_status == "source" else checks_text
+        checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
-    return replace(memory_term, status=sum_status, witness=checks_text)
+    return replace(memory_term, status=term_status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:

@@ -152,11 +152,11 @@ class Memory:
     def _counted_run_on(self, cuda_runtime: CudaRuntime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
-            phase_default = default_attention(self.settings, self.spec)
+            usual_attention = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, phase_default)
+                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, usual_attention)
             except UnsupportedKernel:
-                if phase_default == "eager" or self.settings.attn_implementation is not None:
+                if usual_attention == "eager" or self.settings.attn_implementation is not None:
                     raise
                 self._counted[cuda_runtime] = self._count_memory(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
@@ -339,10 +339,10 @@ class Memory:
         attention: the attention implementation that runs.
         """
         run_settings, memory_use = self.settings, self.states
-        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
+        frozen_format = "none" if memory_use.adapters is None else memory_use.adapters.base_format
         evidence_from_source = [
-            (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
-            (frozen_base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
+            (frozen_format.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (frozen_format == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),

@@ -94,7 +94,7 @@ class InferenceRun:
     A rank runs torch's tensor-parallel kernels. The input from another rank of a pipeline is received into a buffer,
     which is freed after the pass.
 
-    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
@@ -370,7 +370,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace_bytes: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

@@ -112,11 +112,13 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     return replace(replay_result, peaks=peaks, bytes_per_repeat=bytes_per_repeat)
 
 
-def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, layer_factor: int) -> None:
-    """Adds the difference `peak_after` − `peak_before`, times `layer_factor`, to `peak`."""
-    peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
+def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, added_repeats: int) -> None:
+    """Adds the difference `peak_after` − `peak_before`, times `added_repeats`, to `peak`."""
+    peak.bytes += added_repeats * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
-        peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
+        peak.by_kind[memory_kind] += added_repeats * (
+            peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind]
+        )
 
 
 def _module_in_longer_run(

@@ -34,11 +34,11 @@ def kernel_choices(
     attention: the implementation if the settings name none; default: the phase's default.
     """
     is_serving = run_settings.is_serving
-    phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
+    usual_attention: AttentionImplementation = "flash" if is_serving else "sdpa"
     matches_transformers = run_settings.fused_qkv is None and not is_serving
     trains_like_transformers = matches_transformers and run_settings.phase == "training"
     return KernelChoices(
-        attention=run_settings.attn_implementation or attention or phase_default,
+        attention=run_settings.attn_implementation or attention or usual_attention,
         norm="fused" if run_settings.norm == "liger" else run_settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=run_settings.norm == "liger",
         cross_entropy=run_settings.cross_entropy or "eager",

@@ -473,8 +473,10 @@ def _adapters_and_format(
     """
     if run_settings.lora_rank is None:
         return None, ""
-    is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
-    lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
+    is_parallel_library = run_settings.lora_library in PARALLEL_LIBRARIES
+    lora_targets = (
+        (ALL_LINEAR,) if is_parallel_library and run_settings.lora_targets is None else run_settings.lora_targets
+    )
     module_names = None
     if isinstance(model_config, Checkpoint) and model_config.module_names:
         module_names = model_config.names(parameter_count.tree, spec.kind)
@@ -501,7 +503,9 @@ def _adapters_and_format(
         module_names,
         fuses_projections_like_class,
     )
-    return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
+    return adapters, _float_format(
+        run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel_library else "float32"
+    )
 
 
 def _precision_name(run_settings: Settings, weight_format: str, has_master_weights: bool) -> str:

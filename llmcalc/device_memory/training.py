@@ -126,7 +126,7 @@ def _path_without_indices(parameter_key: Path) -> str:
 class TrainingRun:
     """Replays training steps of a model.
 
-    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that the forward and the backward thread each allocate at their first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
@@ -486,7 +486,7 @@ def record_training(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace_bytes: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats_by_stack, workspace_bytes: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(

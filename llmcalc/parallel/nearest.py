@@ -131,8 +131,8 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
         [1] if layout_request.ep is None or not expert_count else _nearest_sizes(requested_sizes["ep"], expert_sizes)
     )
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
-    tensor_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
-    tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
+    tensor_parallel_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
+    tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_parallel_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
     stage_counts = range(1, min(layer_count, FAR * requested_sizes["pp"]) + 1)
     pp_sizes = _nearest_sizes(
         requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layer_count))

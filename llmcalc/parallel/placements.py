@@ -413,8 +413,8 @@ def _has_undivided_norm_groups(operation: Step) -> bool:
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 
 
-def has_tokens(value_rows: Rows) -> bool:
+def has_tokens(row_axis: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
-    return isinstance(value_rows, (TokenRows, SourceTokenRows)) or (
-        isinstance(value_rows, RoutedRows) and has_tokens(value_rows.source_rows)
+    return isinstance(row_axis, (TokenRows, SourceTokenRows)) or (
+        isinstance(row_axis, RoutedRows) and has_tokens(row_axis.source_rows)
     )

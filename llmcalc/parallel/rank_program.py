@@ -368,7 +368,7 @@ class RankFlow(Flow):
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
-        first_layer_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
+        first_item_index = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.has_embedding:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
@@ -376,7 +376,7 @@ class RankFlow(Flow):
             if stage_layer_indices
             else x
         )
-        self.layer_items = range(first_layer_item, len(self.root.items))
+        self.layer_items = range(first_item_index, len(self.root.items))
         return self.exit
 
     def remove_other_stages(self) -> None:

@@ -323,7 +323,7 @@ class CachingAllocator:
 
 
 def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandable_segments: bool) -> CachingAllocator:
-    """Returns an allocator that has played all pieces of a run. storage_count: the number of storages."""
+    """Returns an allocator that has played all step lists of a run. storage_count: the number of storages."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.play(allocator_steps, storage_count, storage_offset)
@@ -331,9 +331,9 @@ def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandabl
 
 
 class AllocatorStepEncoder:
-    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
+    """Encodes events as allocator steps, list by list, and counts the requested bytes.
 
-    count: the number of storages.
+    storage_count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
     """
 

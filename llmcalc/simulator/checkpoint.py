@@ -25,10 +25,10 @@ class _AllRecomputed(Exception):
 class CheckpointedRegion:
     """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
 
-    compute: computes the call's result from its arguments.
+    run_region: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
-    kept_operations: names of the operations whose results are kept (selective checkpointing).
-    alternate_operations: those of them of which every other result is kept.
+    kept_operations: names of the operations whose results are stored (selective checkpointing).
+    alternate_operations: the operations among them of which only every other result is stored.
     """
 
     def __init__(

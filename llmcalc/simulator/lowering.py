@@ -53,7 +53,7 @@ class Lowering(ProgramLowering):
     scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
     known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
     store: path → the tensors of a cache or state between passes; None if no pass follows.
-    continues: whether an earlier pass has filled the store.
+    has_earlier_tokens: whether an earlier pass has filled the store.
     absent_values: ids of the values that such a pass does not compute.
     only_finds_parameters: whether the run only finds the parameters.
     has_skipped_steps: whether the first pass has left out a step, and with it parameters.

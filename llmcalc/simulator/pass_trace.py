@@ -117,9 +117,9 @@ class PassTrace:
             }
             for pass_trace in (self, other_trace)
         )
-        first_trace, second_trace = releases_of_traces
+        first_releases, second_releases = releases_of_traces
         return (
-            first_trace == second_trace
+            first_releases == second_releases
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 

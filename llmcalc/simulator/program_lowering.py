@@ -87,10 +87,10 @@ class ProgramLowering(CacheTensors):
             self.trained_dtype,
         )
         parameter_lowering.inputs = {
-            id_rows: empty(
-                parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64
+            row_axis: empty(
+                parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(row_axis)), INT64
             )
-            for id_rows in INPUTS
+            for row_axis in INPUTS
         }
         parameter_lowering.create_input_frames(program)
         parameter_lowering.create_stage_input(program)

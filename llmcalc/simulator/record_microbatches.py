@@ -421,9 +421,9 @@ class TraceReader:
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
-            storage_number, nbytes, _ = self.events[recorded_pass.first_event_index]
+            start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACED:
-                return storage_number  # type: ignore[no-any-return]
+                return start_place  # type: ignore[no-any-return]
         return recorded_pass.start_place
 
     def _describe_output(self, output_template: Tensor, number_in_pass: int, number_in_run: int) -> OutputTensor:

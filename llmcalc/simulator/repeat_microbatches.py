@@ -111,8 +111,8 @@ class EventMeter(Meter):
 
     def _places_in_later_layer(self, pass_trace: PassTrace, added_layers: int) -> ShiftedPlaces:
         """Returns a trace's places with the layer indices increased by `added_layers`; results are cached."""
-        trace_and_layers = id(pass_trace), added_layers
-        shifted_places = self._shifted_places.get(trace_and_layers)
+        places_key = id(pass_trace), added_layers
+        shifted_places = self._shifted_places.get(places_key)
         if shifted_places is None:
             peaks = [
                 (place_in_later_layer(allocation_place, added_layers), peak_bytes, bytes_by_kind)
@@ -122,7 +122,7 @@ class EventMeter(Meter):
                 place_in_later_layer(recorded_place, added_layers)
                 for recorded_place in (pass_trace.start_place, pass_trace.end_place)
             )
-            shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
+            shifted_places = self._shifted_places[places_key] = start_place, end_place, peaks
         return shifted_places
 
     def _count_pass(

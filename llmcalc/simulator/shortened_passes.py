@@ -19,8 +19,8 @@ from .replay_result import PHASES
 class ShortenedPasses:
     """Derives the events of passes with all layers from recorded passes with few.
 
-    events, passes: of the recorded run.
-    stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
+    memory_events, recorded_passes: those of the recorded run.
+    layer_stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
     Raises `NotRepeatingError` if the repeats differ.
     """
 
@@ -41,7 +41,7 @@ class ShortenedPasses:
             len(memory_events),
         ]
         self.pieces: list[Sequence[Event]] = [
-            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+            memory_events[section_start:section_end] for section_start, section_end in pairwise(boundary_indices)
         ]
         repeat_analysis = RepeatAnalysis(
             RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
@@ -52,12 +52,12 @@ class ShortenedPasses:
         """Returns the events of passes extended to all layers, and the passes."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
-        for i, piece_events in enumerate(self.pieces):
+        for i, section_events in enumerate(self.pieces):
             pass_start = len(full_run_events)
-            full_run_events += self.repeated.events_of_full_run(piece_events)
+            full_run_events += self.repeated.events_of_full_run(section_events)
             if i % 2:
                 recorded_passes.append(
-                    self._extended_pass(self.passes[i // 2], piece_events, pass_start, len(full_run_events))
+                    self._extended_pass(self.passes[i // 2], section_events, pass_start, len(full_run_events))
                 )
         return full_run_events, recorded_passes
 

@@ -167,8 +167,8 @@ class ActivationFormulas:
 class SavedByteSums:
     """The saved bytes of every node, summed over tensor storages.
 
-    root: the whole model.
-    blocks: the storages.
+    root_node: the whole model.
+    memory_blocks: the storages.
     notation: whether the sums are numbers or symbolic expressions.
     by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
     times: index of a node in a walk → number of equal layers that it is, or is part of.

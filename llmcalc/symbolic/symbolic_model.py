@@ -468,7 +468,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
     """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
     if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
         return dict.fromkeys(size_occurrences, "")
-    for name_levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+    for trait_names in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         traits_of_occurrence = {
             size_occurrence: {
                 "part": PART_NAMES.get(size_occurrence.part, size_occurrence.part),
@@ -477,17 +477,17 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
             }
             for size_occurrence in size_occurrences
         }
-        described_symbols = {
+        descriptions = {
             size_occurrence: "_".join(
-                traits_of_occurrence[size_occurrence][name_level]
-                for name_level in name_levels
-                if traits_of_occurrence[size_occurrence][name_level]
+                traits_of_occurrence[size_occurrence][trait_name]
+                for trait_name in trait_names
+                if traits_of_occurrence[size_occurrence][trait_name]
             )
             for size_occurrence in size_occurrences
         }
-        if all(described_symbols.values()) and len(
-            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
-        ) == len(set(described_symbols.values())):
-            return described_symbols
+        if all(descriptions.values()) and len(
+            {(description, occurrence.value) for occurrence, description in descriptions.items()}
+        ) == len(set(descriptions.values())):
+            return descriptions
     size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))
     return {size_occurrence: str(size_values.index(size_occurrence.value) + 1) for size_occurrence in size_occurrences}

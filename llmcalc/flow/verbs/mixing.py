@@ -110,7 +110,7 @@ class MixingVerbs(Recorder):
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
-        is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
+        is_cross_attention: whether keys are of another sequence, false by default. core, key_limits: as in `attention`.
         """
         heads, *qk_axes = q.axes
         v_dim = 0 if values is None else values.axes[-1].size

@@ -87,9 +87,9 @@ class AttentionVariantKernels(AttentionKernels):
             aten.masked_fill(scores, aten.compare(aten.new_tensor((pool_count,), INT64), visible_tokens))
         )[1]
         chosen_pools = aten.slice(top_pools, minimum(pool_count, operation.options["top_k"] // tokens_per_pool))
-        tokens = aten.new_tensor((batch, query_count, chosen_pools.shape[-1] * tokens_per_pool), INT64)
+        token_indices = aten.new_tensor((batch, query_count, chosen_pools.shape[-1] * tokens_per_pool), INT64)
         last_pool_token_count = key_count % tokens_per_pool if is_size_one(query_count) else tokens_per_pool - 1
-        return aten.cat([tokens, aten.new_tensor((batch, query_count, last_pool_token_count), INT64)])
+        return aten.cat([token_indices, aten.new_tensor((batch, query_count, last_pool_token_count), INT64)])
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""

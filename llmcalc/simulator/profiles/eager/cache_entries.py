@@ -103,15 +103,15 @@ class CacheEntryKernels(AttentionVariantKernels):
         entry_count = keys.shape[1]
         if self.reads_selected(top_blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
-            last_block_entries = entry_count - (entry_count - 1) // block_size * block_size
-            top_block_mask = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
-            top_block_mask = aten.flatten(top_block_mask, 1)
+            last_block_size = entry_count - (entry_count - 1) // block_size * block_size
+            candidate_indices = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
+            candidate_indices = aten.flatten(candidate_indices, 1)
             candidate_slices = [
-                aten.slice(top_block_mask, last_block_entries),
-                aten.slice(top_block_mask, top_block_mask.shape[-1] - block_size),
+                aten.slice(candidate_indices, last_block_size),
+                aten.slice(candidate_indices, candidate_indices.shape[-1] - block_size),
             ]
             positions = aten.cat(candidate_slices)
-            del top_block_mask, candidate_slices
+            del candidate_indices, candidate_slices
             positions = aten.sort(positions)[0]
             entry_indices = aten.unsqueeze(positions, -1)
             gathered_entries = aten.gather(
@@ -122,12 +122,12 @@ class CacheEntryKernels(AttentionVariantKernels):
             self.bind(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
-        top_block_mask = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
-        top_block_mask = aten.slice(
-            aten.repeat_interleave(aten.scatter(top_block_mask, top_blocks), block_size, 2), entry_count
+        candidate_indices = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
+        candidate_indices = aten.slice(
+            aten.repeat_interleave(aten.scatter(candidate_indices, top_blocks), block_size, 2), entry_count
         )
         self.bind(operation.output_values[0], keys)
-        self.bind(operation.output_values[1], aten.compare(visible_mask, top_block_mask))
+        self.bind(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""

@@ -553,12 +553,12 @@ class DecodeStepKernels(ScanKernels):
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
         decay = aten.new_like(log_a)
-        saved_gates = aten.new_like(
+        input_multiplier = aten.new_like(
             _is_first_token, decay, aten.sqrt(aten.scale(aten.expm1(aten.scale(log_a)), "neg")), dtype=FLOAT32
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), saved_gates
+            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), input_multiplier
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))

@@ -37,9 +37,9 @@ class ExpertCapacityKernels(ExpertKernels):
         aten, local_tensors, expert_count = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
-        zero_mask = aten.new_tensor((tokens, expert_count), weights.dtype)
-        weights_by_expert = aten.scatter(zero_mask, chosen_experts, weights)
-        del zero_mask, weights, chosen_experts
+        zero_weights = aten.new_tensor((tokens, expert_count), weights.dtype)
+        weights_by_expert = aten.scatter(zero_weights, chosen_experts, weights)
+        del zero_weights, weights, chosen_experts
         sent_weights, token_indices = aten.topk(
             weights_by_expert, expert_rows(tokens, top_k, expert_count, capacity_factor), 0
         )

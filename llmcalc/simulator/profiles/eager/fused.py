@@ -408,17 +408,17 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         aten, (batch, tokens, width) = self.aten, x.shape
         token_count = batch * (tokens - 1)
-        hidden = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
+        hidden_states = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
         labels = aten.reshape(aten.slice(aten.reshape(labels, (batch, tokens)), tokens - 1, 1), (token_count,))
         token_order = aten.new_tensor(labels.shape, INT64)
-        hidden, labels = aten.index_select(hidden, token_order), aten.index_select(labels, token_order)
+        hidden_states, labels = aten.index_select(hidden_states, token_order), aten.index_select(labels, token_order)
         del token_order
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
         chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
         for chunk_rows in chunk_sizes[: MOST_CHUNKS - 1] + chunk_sizes[MOST_CHUNKS - 1 :][-1:]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
-            chunk_tensors = [aten.slice(hidden, chunk_rows, 0), *parameters]
+            chunk_tensors = [aten.slice(hidden_states, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
         return aten.scale(loss_sum, "div")
 

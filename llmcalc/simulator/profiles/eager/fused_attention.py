@@ -129,8 +129,10 @@ class FusedAttention(AttentionKernels):
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts]
-            outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
+            input_gradients = [
+                autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
+            ]
+            input_gradients += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
                 fp32_query_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 logsumexp = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
@@ -140,7 +142,7 @@ class FusedAttention(AttentionKernels):
                     if repeats_keys
                 ]
                 del fp32_query_gradient, logsumexp, repeated_gradients
-            return outputs
+            return input_gradients
 
         inputs = (q, k, v, *sink_inputs)
         return record(
@@ -276,19 +278,21 @@ class FusedAttention(AttentionKernels):
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
-                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts]
+                input_gradients = [
+                    self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts
+                ]
             else:
-                outputs = [
+                input_gradients = [
                     autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
                 ]
-            outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
+            input_gradients += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and is_efficient:
                 row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 float_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
                 autograd_graph.new_tensor((workspace_bytes,), UINT8)
-            return outputs
+            return input_gradients
 
         inputs = (q, k, v, *trained_masks)
         return record(

@@ -25,7 +25,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
-    left: what a module keeps after it ran, until it runs again.
+    left: module path and name → tensor that the module references between its runs.
     """
 
     accelerator: Accelerator = H100
