@@ -208,7 +208,7 @@ class CachingAllocator:
         return self._pool_of_stream[cuda_stream]
 
     def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps. Storages keep their numbers across calls.
+        """Runs encoded allocator steps. Storages keep their numbers across calls.
 
         storage_count: the number of storages so far.
         storage_offset: offset of the storage numbers in these steps, default 0.

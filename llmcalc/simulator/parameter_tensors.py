@@ -46,11 +46,11 @@ class ParameterTensors(ValueTensors):
         """
         return self.weight(f"{operation.name}.weight", shape)
 
-    def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
-        """Returns a buffer of the current module by name. indices: whether the elements are integers."""
+    def buffer(self, parameter_name: str, shape: Shape, is_integer: bool = False) -> Tensor:
+        """Returns a buffer of the current module by name. is_integer: whether the elements are integers."""
         parameter_key = (*self.module_path(), parameter_name)
         self.buffers.add(parameter_key)
-        return self.parameter(parameter_key, shape, INT64 if indices else self.dtype, trained=False)
+        return self.parameter(parameter_key, shape, INT64 if is_integer else self.dtype, trained=False)
 
     def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""

@@ -309,11 +309,11 @@ def chunk_gated_delta_rule(
         db = db if gate is None else aten.new_like(beta_raw)
         return dq, dk, dv, aten.to(dg, g.dtype), db, *(gate_gradients or (None, None))
 
-    gates_in_kernel = a_log is not None
+    computes_gates_in_kernel = a_log is not None
     with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_sigmoid, a = _gdn_fwd(
-            aten, *dense_inputs, computes_gates_in_kernel=gates_in_kernel
+            aten, *dense_inputs, computes_gates_in_kernel=computes_gates_in_kernel
         )
     saved_tensors = (
         q_unit,
@@ -325,7 +325,7 @@ def chunk_gated_delta_rule(
         dense_inputs[4],
         beta_sigmoid,
         a,
-        dense_inputs[3] if gates_in_kernel else None,
+        dense_inputs[3] if computes_gates_in_kernel else None,
         a_log,
         dt_bias,
     )
@@ -337,7 +337,7 @@ def chunk_gated_delta_rule(
 def chunk_gated_delta_rule_alone(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs the chunked gated delta rule alone. The caller computes norms, gate and sigmoid.
+    """Runs the chunked gated delta rule without norms, gate and sigmoid, which the caller computes.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
@@ -600,13 +600,13 @@ def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tenso
 
 
 def _kda_fwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, computes_gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
     """Runs the forward pass of chunked Kimi delta attention (fla/ops/kda/chunk.py:28 and chunk_fwd.py:20)."""
     heads, head_size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.new_like(beta, dtype=FLOAT32) if gates_in_kernel else beta
+    beta = aten.new_like(beta, dtype=FLOAT32) if computes_gates_in_kernel else beta
     g_sum = aten.new_like(g, dtype=FLOAT32)
     aqk, akk, _w, u, _kg = _kda_intra_fwd(aten, k, v, heads)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
@@ -709,13 +709,13 @@ def chunk_kda(
         db = aten.new_like(beta_raw) if gate is not None else db
         return dq, dk, dv, aten.to(dg, g_input.dtype), aten.to(db, beta_raw.dtype), *(gate_gradients or (None, None))
 
-    gates_in_kernel = a_log is not None
+    computes_gates_in_kernel = a_log is not None
     with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, beta_sigmoid, g_sum, aqk, akk = _kda_fwd(
-            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+            aten, *dense_inputs, computes_gates_in_kernel=computes_gates_in_kernel
         )
-        saved_g_sum = None if gates_in_kernel else g_sum
+        saved_g_sum = None if computes_gates_in_kernel else g_sum
         del g_sum
     saved_inputs = saved_g_sum, dense_inputs[3], dense_inputs[4], beta_sigmoid, a_log, dt_bias, aqk, akk
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs

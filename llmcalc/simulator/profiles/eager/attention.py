@@ -167,9 +167,9 @@ class AttentionKernels(Lowering):
         (module_frame.caller_variables[0] if module_frame.caller_variables else module_frame.local_tensors)[
             f"written to {cache_name}"
         ] = new_rows
-        cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
-        cached_rows = cached_rows if token_limit is None else min(cached_rows, token_limit - 1)
-        row_count = cached_rows + new_rows[0].shape[1]
+        cached_row_count = 0 if cached_tensors is None else cached_tensors[0].shape[1]
+        cached_row_count = cached_row_count if token_limit is None else min(cached_row_count, token_limit - 1)
+        row_count = cached_row_count + new_rows[0].shape[1]
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
         self.store_in_cache(
             cache_name,

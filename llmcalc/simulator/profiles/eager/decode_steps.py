@@ -83,9 +83,9 @@ class DecodeStepKernels(ScanKernels):
         self.store_in_cache("ssm_state", last_state)
         return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
-    def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
+    def _project_time_step(self, operation: Step, x: Tensor, heads: Any, is_per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        if per_head:
+        if is_per_head:
             return self._project_per_head(operation, x, heads, operation.output_values[0].width)
         return self.project(operation, x)
 

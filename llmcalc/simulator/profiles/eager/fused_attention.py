@@ -263,11 +263,11 @@ class FusedAttention(AttentionKernels):
             attention_output = self._allocate_tokens_first(kernel_name, output_shape, q.dtype)
         else:
             attention_output = self._allocate_in_query_order(kernel_name, q, v)
-        padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
+        padded_query_count = ceil_div(query_count, 32) * 32 if is_efficient else query_count
         needs_gradient = is_recorded(autograd_graph, (q, k, v))
         row_sum_shape: tuple[Any, ...] = (batch, heads, query_count, 1)
         if is_efficient:
-            row_sum_shape = (batch, heads, padded_queries if needs_gradient else 0)
+            row_sum_shape = (batch, heads, padded_query_count if needs_gradient else 0)
         row_sums = autograd_graph.operation_result(kernel_name, row_sum_shape, FLOAT32)
         seed_count = 0 if allocates_workspace and is_efficient else 2
         seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
