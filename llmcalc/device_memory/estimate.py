@@ -230,16 +230,16 @@ class Memory:
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
+        pass_configs = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return replayed_passes
+            return pass_configs
         compute_capability = cuda_runtime.compute_capability
         return [
             replace(
                 inference_config,
                 kernel_choices=replace(inference_config.kernel_choices, compute_capability=compute_capability),
             )
-            for inference_config in replayed_passes
+            for inference_config in pass_configs
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:

@@ -132,9 +132,9 @@ def search_layouts(
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                for layout_of_stage in _zero_stage_variants(layout, layout_rules, layout_request):
+                for layout_variant in _zero_stage_variants(layout, layout_rules, layout_request):
                     _try_layout(
-                        layout_search, axes, layer_count, layout_of_stage, global_batch, micro_batch, layout_rules
+                        layout_search, axes, layer_count, layout_variant, global_batch, micro_batch, layout_rules
                     )
         return layout_search
 

@@ -62,15 +62,15 @@ class ActivationFormulas:
 
     formulas: the formulas of the model.
     training: settings of training.
-    kernels: class of the kernels; default eager.
+    kernel_profile: class of the kernels; default eager.
     """
 
     def __init__(
-        self, formulas: Formulas, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+        self, formulas: Formulas, training: TrainingSetting, kernel_profile: type[NodeTrackingEager] = NodeTrackingEager
     ) -> None:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
-        self.kernels: type[NodeTrackingEager] = kernels
+        self.kernels: type[NodeTrackingEager] = kernel_profile
         self.numbers: SavedByteSums = self.saved_sums("numbers", training.batch)
         self.letters: SavedByteSums = self.numbers
         if formulas.has_symbols:

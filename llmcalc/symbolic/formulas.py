@@ -294,31 +294,33 @@ class Formulas:
 
     def _symbolic_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the cost terms of a quantity, evaluated on the tree with symbols. Imports sympy."""
-        return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
+        return self._cost_terms(
+            quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _symbolic_bytes_per_bit()
+        )
 
     def _cost_terms(
-        self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
+        self, quantity: Quantity, seq: Number, inverse_token_count: Any, element_bits: Number, bytes_per_bit: Any
     ) -> list[CostTerm]:
         """Returns the cost terms whose sum is the quantity.
 
         seq: tokens of a sequence.
-        tokens_inverse: 1 / seq.
+        inverse_token_count: 1 / seq.
         element_bits: bits of a cached element.
-        one_eighth: 1/8, in numbers or in symbols.
+        bytes_per_bit: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
             return [CostTerm(total_params_of if quantity == "params" else active_params_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [CostTerm(_scaled_cost(forward_flops_of, tokens_inverse), run_config)]
+            return [CostTerm(_scaled_cost(forward_flops_of, inverse_token_count), run_config)]
         run_without_tokens, run_of_one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
         if quantity == "kv":
             self._check_whole_blocks()
         state_bits = STATE_BITS if self._stored_format.keys.bits < STATE_BITS else element_bits
-        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, one_eighth)
+        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, bytes_per_bit)
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
@@ -393,9 +395,15 @@ class Formulas:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
+        hidden_symbol = next(
+            (symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None
+        )
         expanded_sum = sympy.expand(expression)
-        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
+        if (
+            hidden_symbol is None
+            or not expanded_sum.has(hidden_symbol)
+            or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor)
+        ):
             return None
         total_sum: Any = sympy.Integer(0)
         for summand in sympy.Add.make_args(expanded_sum):
@@ -416,7 +424,7 @@ class Formulas:
                 hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
                 changed_factor = (
                     sympy.Rational(self.meanings[base].value) ** exponent
-                    * (hidden / self.meanings[hidden].value) ** hidden_exponent
+                    * (hidden_symbol / self.meanings[hidden_symbol].value) ** hidden_exponent
                     if field_name in rewritten_fields
                     else base**exponent
                 )
@@ -480,7 +488,7 @@ def _cache_terms(
     run_of_one_token: RunConfig,
     element_bits: Number,
     state_bits: Number,
-    factor: Any,
+    bytes_per_bit: Any,
 ) -> list[CostTerm]:
     """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
@@ -490,11 +498,13 @@ def _cache_terms(
     def cost(counted_op: CountedOp) -> Number:
         return counted_op.cache_bits(state_bits if isinstance(counted_op.op, State) else element_bits)
 
-    terms_at_start = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
+    terms_at_start = [
+        CostTerm(_scaled_cost(cost, bytes_per_bit if quantity == "state" else -bytes_per_bit), run_without_tokens)
+    ]
     return (
         terms_at_start
         if quantity == "state"
-        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *terms_at_start]
+        else [CostTerm(_scaled_cost(cost, bytes_per_bit), run_of_one_token), *terms_at_start]
     )
 
 
@@ -508,7 +518,7 @@ def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     return scaled_cost
 
 
-def _one_eighth() -> Any:
+def _symbolic_bytes_per_bit() -> Any:
     import sympy
 
     return sympy.Rational(1, 8)

@@ -194,7 +194,7 @@ class RecordedPass:
 
 
 def saved_blocks(
-    spec: ModelSpec, training_pass: RecordedPass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+    spec: ModelSpec, training_pass: RecordedPass, kernel_profile: type[NodeTrackingEager] = NodeTrackingEager
 ) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
@@ -203,7 +203,7 @@ def saved_blocks(
     memory_meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
-    lowering = kernels(
+    lowering = kernel_profile(
         AutogradGraph(memory_meter),
         run_config,
         training_pass.dtype,

@@ -426,10 +426,10 @@ class DTensorKernels(EagerKernels):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
             return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
 
-        gathered_rows = record(self.graph, "embedding", [weight], output, backward, index)
-        if gathered_rows.node is not None:
-            gathered_rows.node.inputs[0] = (table_shape, weight.dtype)
-        return gathered_rows
+        embeddings = record(self.graph, "embedding", [weight], output, backward, index)
+        if embeddings.node is not None:
+            embeddings.node.inputs[0] = (table_shape, weight.dtype)
+        return embeddings
 
     def _mask_tensor(self, index_tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the mask of indices of other ranks (`_MaskPartial._mask_tensor`).

@@ -158,8 +158,8 @@ class DecodeStepKernels(ScanKernels):
         log_decay = aten.mul(time_step, self.state_decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
         y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
-        skip_x = aten.to(y, x.dtype)
-        return aten.add(skip_x, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
+        scan_output = aten.to(y, x.dtype)
+        return aten.add(scan_output, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""

@@ -368,9 +368,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, all_tokens) = self.aten, x.shape[:2]
-        tokens = min(all_tokens, self.choices.logits_to_keep or all_tokens)
-        if tokens < all_tokens:
+        aten, (batch, sequence_tokens) = self.aten, x.shape[:2]
+        tokens = min(sequence_tokens, self.choices.logits_to_keep or sequence_tokens)
+        if tokens < sequence_tokens:
             x = aten.slice(x, tokens, 1)
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
@@ -382,7 +382,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             self.logits = logits_chunks = [aten.to(chunk_logits, loss_dtype) for chunk_logits in logits_chunks]
         loss_sum: Tensor | None = None
         for chunk_logits in logits_chunks:
-            chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, all_tokens)), chunk_logits.shape[1], 1))
+            chunk_labels = aten.flatten(
+                aten.slice(aten.reshape(labels, (batch, sequence_tokens)), chunk_logits.shape[1], 1)
+            )
             flat_logits = aten.flatten(aten.to(chunk_logits, loss_dtype), 0, 1)
             if self.choices.compiles_loss:
                 loss = self._compiled_loss(flat_logits)
