@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
     Mutant(
         "simulator/repeat_layers.py",
-        "(longer_value - shorter_value) * missing_layers // added_layers",
-        "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
+        "(longer_bytes - shorter_bytes) * missing_layers // added_layers",
+        "(longer_bytes - shorter_bytes) * (missing_layers - 1) // added_layers",
     ),
     Mutant(
         "simulator/layer_loops.py",
