@@ -247,9 +247,9 @@ class InferenceRun:
         A chunk needs more memory than the one before it.
         """
         chunk_count = self.chunk_count
-        first_late_chunk = max(1, chunk_count - MOST_CHUNKS + 1)
-        for chunk_index in (0, *range(first_late_chunk, chunk_count)):
-            if chunk_index == first_late_chunk > 1:
+        last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
+        for chunk_index in (0, *range(last_chunks_start, chunk_count)):
+            if chunk_index == last_chunks_start > 1:
                 self.lowering.store = {}
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
