@@ -69,7 +69,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
             )
             label_text = str(micro_batch)
             if (pass_end - pass_start) * axes_inches > DIGIT * len(label_text):
-                x, y, letter_size = (
+                x, y, font_size = (
                     (pass_start + pass_end) / 2,
                     lower_edge + bar_height / 2,
                     8 if bar_height == HEIGHT else 7,
@@ -81,7 +81,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                     label_text,
                     ha="center",
                     va="center",
-                    size=letter_size,
+                    size=font_size,
                     color=palette.INK,
                     bbox=text_background,
                 )
@@ -136,14 +136,14 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
-    weight_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
+    weight_gradient_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
     ax.barh(ranks, backward_counts, height=HEIGHT, color=palette.FAINT)
-    if any(weight_counts):
+    if any(weight_gradient_counts):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(
             ranks,
-            weight_counts,
+            weight_gradient_counts,
             left=backward_counts,
             height=HEIGHT,
             color=colour,

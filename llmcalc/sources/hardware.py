@@ -166,7 +166,7 @@ def find_hardware(name_or_file: str) -> Hardware:
         return read_hardware(name_or_file)
     _require_short_name(name_or_file)
     memory_size_accelerator = memory_only_hardware(name_or_file)
-    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(name_or_file)
+    return memory_size_accelerator if memory_size_accelerator is not None else _find_hardware_by_name(name_or_file)
 
 
 def read_hardware(file_name: str) -> Hardware:
@@ -182,7 +182,7 @@ def read_hardware(file_name: str) -> Hardware:
         try:
             _require_short_name(hardware_description["like"])
             hardware_description = _override_preset(
-                _hardware_by_name(hardware_description["like"]), hardware_description
+                _find_hardware_by_name(hardware_description["like"]), hardware_description
             )
         except InputError as error:
             raise InputError(f"{file_name}: like: {error}") from error
@@ -276,7 +276,7 @@ def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
 
-def _hardware_by_name(typed_name: str) -> Hardware:
+def _find_hardware_by_name(typed_name: str) -> Hardware:
     hardware = _preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
     if hardware is not None:
         return hardware
@@ -289,8 +289,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: a machine with {count} x {hardware.title}; expected {hardware.name}, and "
             f"--devices {count} a machine"
         )
-    if several := _count_and_accelerator(typed_name):
-        count, hardware = several
+    if count_and_name := _count_and_accelerator(typed_name):
+        count, hardware = count_and_name
         if count == 1:
             return hardware
         raise InputError(
@@ -300,10 +300,10 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     service_name, _, further_words = typed_name.strip().lower().removeprefix("google ").partition(" ")
     if "tpu" in further_words and service_name in NOTEBOOK_TPUS:
         raise InputError(f"--hardware: {typed_name}: names no TPU; expected --hardware {NOTEBOOK_TPUS[service_name]}")
-    if lent_accelerators := NOTEBOOK_SERVICES.get(service_name):
+    if service_accelerators := NOTEBOOK_SERVICES.get(service_name):
         raise InputError(
             f"--hardware: {typed_name}: lends several accelerators; expected the one that nvidia-smi shows there, such "
-            f"as {lent_accelerators}"
+            f"as {service_accelerators}"
         )
     if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
         raise InputError(
@@ -338,8 +338,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
 
 def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
     """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
-    for form in SEVERAL:
-        if (match := form.fullmatch(typed_name.strip())) is None:
+    for count_pattern in SEVERAL:
+        if (match := count_pattern.fullmatch(typed_name.strip())) is None:
             continue
         count = int(COUNT_WORDS.get(match["count"].lower(), match["count"]))
         for name in dict.fromkeys((match["name"], re.sub("s$", "", match["name"], flags=re.I))):  # an L40S, two 4090s
@@ -367,9 +367,9 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the words of the maker and the computer."""
-    words = TRADEMARK.sub(" ", hardware_argument)
-    bare_words = SURROUNDING_WORDS.sub(" ", words)
-    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (words, bare_words)), bare_words)
+    clean_argument = TRADEMARK.sub(" ", hardware_argument)
+    bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
+    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (clean_argument, bare_argument)), bare_argument)
     return set(map(normalized, spellings)) - {""}
 
 

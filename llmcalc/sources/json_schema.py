@@ -76,10 +76,10 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
         field_texts: dict[str, str] = {}
         paragraph_fields: list[str] = []
         for docstring_line in inspect.cleandoc(base_class.__dict__.get("__doc__") or "").splitlines():
-            field = FIELD.match(docstring_line)
-            if field is not None:
-                paragraph_fields = field[1].split(", ")
-                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
+            field_match = FIELD.match(docstring_line)
+            if field_match is not None:
+                paragraph_fields = field_match[1].split(", ")
+                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field_match[2]))
             elif docstring_line.startswith(" "):
                 field_texts |= {name: f"{field_texts[name]} {docstring_line.strip()}" for name in paragraph_fields}
             else:

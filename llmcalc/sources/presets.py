@@ -154,8 +154,8 @@ def preset_within_name(model_name: str) -> str | None:
     return next(
         (
             preset_by_spelling[spelling]
-            for part in name_parts
-            if _has_size(part) and (spelling := normalized_with_points(part)) in preset_by_spelling
+            for name_part in name_parts
+            if _has_size(name_part) and (spelling := normalized_with_points(name_part)) in preset_by_spelling
         ),
         None,
     )
@@ -309,9 +309,9 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
-            published_table = preset.quantization_config or {}
-            if scheme_pattern == _ANY_GGUF and published_table and not _is_in_fp8(published_table):
-                if published_table.get("quant_method") != "mxfp4":
+            published_config = preset.quantization_config or {}
+            if scheme_pattern == _ANY_GGUF and published_config and not _is_in_fp8(published_config):
+                if published_config.get("quant_method") != "mxfp4":
                     continue
                 return preset, MXFP4_OF_GGUF
             quantization_scheme = (
@@ -339,9 +339,9 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
     return None
 
 
-def _is_in_fp8(published_table: dict[str, Any]) -> bool:
+def _is_in_fp8(published_config: dict[str, Any]) -> bool:
     """Whether a published `quantization_config` has every layer in FP8, so that GGUF files have the types of BF16's."""
-    return published_table.get("quant_method") == "fp8" and published_table.get("expert_dtype", "fp8") == "fp8"
+    return published_config.get("quant_method") == "fp8" and published_config.get("expert_dtype", "fp8") == "fp8"
 
 
 def _has_whole_column_groups(preset: Preset) -> bool:

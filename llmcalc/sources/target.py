@@ -478,9 +478,11 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
     if len(matching_paths) == 1:
         return matching_paths[0]
     if not matching_paths:
-        field_name, own_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
-        usual_name = next((name for name in own_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), "")
-        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(own_names))
+        field_name, model_field_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
+        usual_name = next(
+            (name for name in model_field_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), ""
+        )
+        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(model_field_names))
         if field_name in all_field_names():
             problem_text = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
             raise InputError(f"--set {override}: {problem_text}{suggestion}")

@@ -300,10 +300,10 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
 
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
-    family, cls = family_of(model_type), architecture_of(root_config)
+    family, class_name = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
-        return not cls or cls.startswith(family.tower_class_prefixes)
-    return family.text_type is not None and not cls.endswith("ForCausalLM")
+        return not class_name or class_name.startswith(family.tower_class_prefixes)
+    return family.text_type is not None and not class_name.endswith("ForCausalLM")
 
 
 def _wrapper_towers(
@@ -332,7 +332,7 @@ def _wrapper_towers(
     return towers, notes
 
 
-def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
+def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import SECTIONS
 
@@ -478,5 +478,5 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
     elif family_of(root_model_type).tower_class_prefixes:
-        notes += _encoders_of_another_class(root_model_type, root_config)
+        notes += _uncounted_encoder_remarks(root_model_type, root_config)
     return ConfigDescription(model_fields, notes, model_type, config.unknown_fields, config.default_sizes)

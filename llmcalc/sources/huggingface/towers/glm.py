@@ -80,7 +80,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
+        config, block, depth_field="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {

@@ -36,12 +36,12 @@ def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> T
     }
 
 
-def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
+def _with_image_rule(tower: Table, encoder_config: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
     merge_size = config.integer("hidden_stride")
     image_resizing = {
         "type": "covering",
-        "size": encoder.integer("image_size"),
+        "size": encoder_config.integer("image_size"),
         "max_tiles": OVIS_TILES,
         "merge": merge_size,
     }
@@ -96,13 +96,13 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
-    rope: Table = ROTARY if config.flag("use_rope") else {}
-    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
-    pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
+    rope_fields: Table = ROTARY if config.flag("use_rope") else {}
+    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
+    pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     image_resizing = {
         "type": "smart_resize",
         "merge": config.integer("hidden_stride"),
-        **pixels,
+        **pixel_limits,
         "enlarge": True,
         "marks": 2,
     }

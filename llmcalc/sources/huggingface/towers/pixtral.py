@@ -150,7 +150,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
 
     Vectors mark the ends of lines and of images.
     """
-    eps, hidden = config.number("rms_norm_eps"), config.integer("hidden_size")
+    eps, hidden_size = config.number("rms_norm_eps"), config.integer("hidden_size")
     position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
     patches = {"num_channels": config.integer("num_channels"), "bias": True}
     merge_size = config.integer("spatial_merge_size")
@@ -165,10 +165,12 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     tower = vision_transformer(
         config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_resizing
     )
-    linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
-    merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
-    marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    marker_projector = projector(4 * hidden, (text_hidden_size, True, "identity"), **marker_vectors)
+    linear_layers = two_linear_layers(
+        4 * hidden_size, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden_size
+    )
+    merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
+    marker_fields: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
+    marker_projector = projector(4 * hidden_size, (text_hidden_size, True, "identity"), **marker_fields)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": marker_projector}
 
 

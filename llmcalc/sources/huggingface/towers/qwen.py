@@ -58,7 +58,12 @@ def _merging_encoder(
     image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image_resizing, frees_first_input=frees_first_input, **encoder_fields
+            config,
+            block,
+            depth_field="depth",
+            image=image_resizing,
+            frees_first_input=frees_first_input,
+            **encoder_fields,
         ),
         "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
     }
@@ -67,16 +72,18 @@ def _merging_encoder(
 def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
     norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
-    encoder = config.with_fields(hidden_size=embed_dim)
+    encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = biased_layer(encoder, norm, heads="num_heads", ffn=ffn, **ROTARY)
-    return _merging_encoder(encoder, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config))
+    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY)
+    return _merging_encoder(
+        encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
+    )
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
@@ -121,7 +128,7 @@ def _read_hyperclovax(root_config: Config, config: Config, text_hidden_size: int
 def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
-    block = biased_layer(config, norm, heads="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
@@ -220,8 +227,8 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, merge_size = layernorm(config.number("rms_norm_eps")), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config,
-        biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
-        depth="depth",
+        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY),
+        depth_field="depth",
         stack={"final_norm": layernorm(1e-6)},
         patch_fields={"num_channels": config.integer("in_channels")},
     )
@@ -245,9 +252,9 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
     Published configs state both merge sizes in the table `img_token_compression_config`.
     """
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
-    compression = config.section("img_token_compression_config")
+    compression_config = config.section("img_token_compression_config")
     temporal_patch_size, merge_size = (
-        compression.integer(field) if compression.has(field) else config.integer(field)
+        compression_config.integer(field) if compression_config.has(field) else config.integer(field)
         for field in ("temporal_patch_size", "spatial_merge_size")
     )
     patches = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}

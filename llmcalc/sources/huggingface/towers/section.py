@@ -46,17 +46,17 @@ def vision_section(
 def vision_transformer(
     config: Config,
     block: Table,
-    depth: str = "num_hidden_layers",
+    depth_field: str = "num_hidden_layers",
     stack: Table | None = None,
     patch_fields: Table | None = None,
     **encoder_fields: Any,
 ) -> Table:
-    """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
+    """Returns a vision encoder with image patches and layers. depth_field: the field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.integer("hidden_size"),
         "patches": {"patch_size": config.integer("patch_size"), **(patch_fields or {})},
-        "stack": {"num_hidden_layers": config.integer(depth), "block": block, **(stack or {})},
+        "stack": {"num_hidden_layers": config.integer(depth_field), "block": block, **(stack or {})},
         **encoder_fields,
     }
 
@@ -65,22 +65,26 @@ ROTARY: Table = {"position": {"type": "rope"}}
 
 
 def self_attention(
-    config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **attention_fields: Any
+    config: Config, heads_field: str = "num_attention_heads", width_field: str = "hidden_size", **attention_fields: Any
 ) -> Table:
-    """Returns self-attention whose heads divide a width evenly. heads, width: the config fields of both."""
-    head_count = config.integer(heads)
+    """Returns self-attention whose heads divide a width evenly. heads_field, width_field: the config fields of both."""
+    head_count = config.integer(heads_field)
     return {
         "num_attention_heads": head_count,
-        "head_dim": config.quotient(heads, config.integer(width), head_count),
+        "head_dim": config.quotient(heads_field, config.integer(width_field), head_count),
         **attention_fields,
     }
 
 
 def biased_layer(
-    config: Config, norm: Table, heads: str = "num_attention_heads", ffn: Table | None = None, **attention_fields: Any
+    config: Config,
+    norm: Table,
+    heads_field: str = "num_attention_heads",
+    ffn: Table | None = None,
+    **attention_fields: Any,
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    attention = self_attention(config, heads, **biases(True, *QKVO), **attention_fields)
+    attention = self_attention(config, heads_field, **biases(True, *QKVO), **attention_fields)
     if ffn is None:
         ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return layer_table(attention, ffn, norm)
@@ -97,12 +101,13 @@ def two_linear_layers(
     return (inner_width or width, bias, activation), (width, bias, "identity")
 
 
-def projector(width: int, *maps: LinearLayer, **projector_fields: Any) -> Table:
+def projector(width: int, *linear_layers: LinearLayer, **projector_fields: Any) -> Table:
     """Returns a projector of linear layers. width: the input's width."""
-    linear_layers = [
-        {"size": output_width, "bias": bias, "hidden_act": activation} for output_width, bias, activation in maps
+    layer_tables = [
+        {"size": output_width, "bias": bias, "hidden_act": activation}
+        for output_width, bias, activation in linear_layers
     ]
-    return {"type": "projector", "input_size": width, "maps": linear_layers, **projector_fields}
+    return {"type": "projector", "input_size": width, "maps": layer_tables, **projector_fields}
 
 
 def two_layer_projector(root_config: Config, width: int, output_width: int, **projector_fields: Any) -> Table:

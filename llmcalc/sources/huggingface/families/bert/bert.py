@@ -317,8 +317,8 @@ def _task_type_count(config_values: ConfigValues) -> int | None:
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
     layer_kinds = config_values.first_stack.layer_names()
-    first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
-    return [first_indices[layer_kind] for layer_kind in layer_kinds]
+    first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
+    return [first_layer_by_kind[layer_kind] for layer_kind in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:

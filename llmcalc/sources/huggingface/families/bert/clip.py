@@ -91,7 +91,7 @@ def _siglip_text_encoder() -> Family:
     )
 
 
-def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Family:
+def _dual_encoder(text_type: str, class_name: str, **root_fields: Any) -> Family:
     """Returns the family of a class with a text encoder and an image encoder, such as `CLIPModel`."""
     return Family(
         None,
@@ -100,7 +100,7 @@ def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Fa
         tower_file="siglip",
         uncounted_classes=("ForImageClassification", *ENCODERS_ALONE),
         ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
-        text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **taken_from_root},
+        text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **root_fields},
     )
 
 

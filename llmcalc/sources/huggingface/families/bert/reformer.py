@@ -82,11 +82,13 @@ def _position(config: Config) -> Table:
         return learned_positions(config)
     axial_shape = config.integers("axial_pos_shape")
     axial_widths = config.integers("axial_pos_embds_dim")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     if len(axial_shape) != 2 or 0 in axial_shape:
         raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")
-    if len(axial_widths) != 2 or sum(axial_widths) != hidden or 0 in axial_widths:
-        raise config.error("axial_pos_embds_dim", axial_widths, f"two positive whole numbers whose sum is {hidden}")
+    if len(axial_widths) != 2 or sum(axial_widths) != hidden_size or 0 in axial_widths:
+        raise config.error(
+            "axial_pos_embds_dim", axial_widths, f"two positive whole numbers whose sum is {hidden_size}"
+        )
     return {
         "type": "axial",
         "rows": axial_shape[0],

@@ -96,8 +96,12 @@ def _window_sizes(config: Config) -> Table:
     saved_config = config.get("per_layer_config")
     if saved_config is not None:
         layers = config.table("per_layer_config")
-        first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
-        window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
+        first_layer_fields = next(
+            (layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {}
+        )
+        window_config = Config(
+            first_layer_fields, {}, config.model_type, location=f"{config.location}per_layer_config."
+        )
         return {
             field_name: window_config.integer(field_name)
             if window_config.has(field_name)

@@ -83,11 +83,18 @@ def _read_glm5_next_text(config: Config) -> Table:
         "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
     layer_configs = {
-        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": ffns_by_kind[ffn_kind]}
-        for mixer in mixers
+        f"{mixer_kind}_{ffn_kind}": {
+            **common_fields,
+            "attention": mixers[mixer_kind],
+            "feed_forward": ffns_by_kind[ffn_kind],
+        }
+        for mixer_kind in mixers
         for ffn_kind in ffns_by_kind
     }
-    layer_kinds = [f"{mixer}_{kind}" for mixer, kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)]
+    layer_kinds = [
+        f"{mixer_kind}_{ffn_kind}"
+        for mixer_kind, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
+    ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)

@@ -77,7 +77,7 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
 
 def _attention(config: Config, norm: Table) -> Table:
     """Returns grouped-query attention, or latent attention where `attention_mode` is mla."""
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     shared_fields: Table = {
         "num_attention_heads": heads,
         "attention_bias": config.flag("attention_bias"),
@@ -90,7 +90,8 @@ def _attention(config: Config, norm: Table) -> Table:
             **shared_fields,
             **({"sinks": True} if config.flag("attention_sink_bias") else {}),
             "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-            "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+            "head_dim": config.optional_integer("head_dim")
+            or config.quotient("num_attention_heads", hidden_size, heads),
         }
     config.require("mla_use_output_gate", None, False)
     config.require("attention_sink_bias", None, False)

@@ -95,7 +95,7 @@ def _read_laguna(config: Config) -> Table:
         f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(attention_kinds, heads, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
-    attention_fields = {
+    attention_changes = {
         variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}
         for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
@@ -103,7 +103,7 @@ def _read_laguna(config: Config) -> Table:
         config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_fields), ffn_kinds)
+    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_changes), ffn_kinds)
 
 
 def _window_field(config: Config) -> Table:

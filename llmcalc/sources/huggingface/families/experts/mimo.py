@@ -82,9 +82,9 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
-    ffn = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, ffn))
+    attention_changes = {"full": {}, "sliding": {"attention": sliding_attention}}
+    ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
 
 
 def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layers: list[str]) -> None:

@@ -61,8 +61,10 @@ def _read_minimax_m3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer_table = {
-        field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
-        for field, field_name in OLDER.items()
+        indexer_field: older_config.integer(field_name)
+        if older_config.has(field_name)
+        else config.integer(indexer_field)
+        for indexer_field, field_name in OLDER.items()
     }
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
@@ -86,12 +88,12 @@ def _read_minimax_m3(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, experts, norm)
-    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
+    attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     stack = stack_of_combined_kinds(
-        (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
+        (attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
     )
-    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_fields["sparse"], norm))
+    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_changes["sparse"], norm))
 
 
 def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:

@@ -108,12 +108,12 @@ def _read_t5gemma2(config: Config) -> Table:
     towers, notes = read_towers(
         "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size, {}
     )
-    for part_config, ignored_fields in (
+    for section_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
         (encoder_config, IGNORED_IN_SECTIONS),
         (decoder_config, IGNORED_IN_SECTIONS),
     ):
-        part_config.finish(ignored_fields, config)
+        section_config.finish(ignored_fields, config)
     config.notes += notes
     model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     model_fields: Table = {

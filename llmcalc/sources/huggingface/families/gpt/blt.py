@@ -16,9 +16,9 @@ def _read_blt(config: Config) -> Table:
     global_config, local_encoder, local_decoder = (
         config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
-    hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
+    hidden_size, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field_name, expected_value in (
-        (local_decoder, "hidden_size", hidden),
+        (local_decoder, "hidden_size", hidden_size),
         (local_decoder, "hidden_size_global", global_config.integer("hidden_size")),
         (local_decoder, "cross_attn_k", vectors_per_patch),
         (local_encoder, "cross_attn_k", vectors_per_patch),
@@ -37,9 +37,9 @@ def _read_blt(config: Config) -> Table:
     residual_streams: Table = {
         "type": "byte_patches",
         "patch_size": config.integer("patch_size") if splits_by_entropy else 1,
-        "local_size": hidden,
+        "local_size": hidden_size,
         "vectors": vectors_per_patch,
-        "projected": vectors_per_patch * hidden != global_config.integer("hidden_size"),
+        "projected": vectors_per_patch * hidden_size != global_config.integer("hidden_size"),
         "hash_tables": len(config.integers("encoder_hash_byte_group_size"))
         * config.integer("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.integer("encoder_hash_byte_group_vocab"),
@@ -74,8 +74,10 @@ def _read_blt(config: Config) -> Table:
     layers = _llama_layers(global_config)
     for stack_config in (global_config, local_encoder, local_decoder):
         stack_config.finish(frozenset(stack_config.defaults) | DERIVED, config)
-    embedding_fields: Table = {} if hidden == global_config.integer("hidden_size") else {"embedding_size": hidden}
-    stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
+    embedding_fields: Table = (
+        {} if hidden_size == global_config.integer("hidden_size") else {"embedding_size": hidden_size}
+    )
+    stack = {**layers, "streams": residual_streams, **({"input_size": hidden_size} if embedding_fields else {})}
     block = stack.pop("block")
     sized_config = config.with_fields(hidden_size=global_config.integer("hidden_size"))
     model_fields = decoder(sized_config, block, None, stack=stack, **embedding_fields)
@@ -84,9 +86,9 @@ def _read_blt(config: Config) -> Table:
 
 def _check_vocabulary(config: Config, local_encoder: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
-    local_vocab, vocab_size = local_encoder.integer("vocab_size"), config.integer("vocab_size")
-    if local_vocab != vocab_size:
-        raise local_encoder.error("vocab_size", local_vocab, f"{vocab_size}, the vocabulary of the head")
+    local_vocab_size, vocab_size = local_encoder.integer("vocab_size"), config.integer("vocab_size")
+    if local_vocab_size != vocab_size:
+        raise local_encoder.error("vocab_size", local_vocab_size, f"{vocab_size}, the vocabulary of the head")
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:

@@ -118,10 +118,10 @@ def _read_gpt_neo(config: Config) -> Table:
     layer_kinds: list[str] = []
     for pattern_entry in attention_types if isinstance(attention_types, list) else ():
         match pattern_entry:
-            case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(layer_kind, str) and layer_kind in layer_configs for layer_kind in several
+            case [[*period_types], int(times)] if 0 <= times <= depth >= times * len(period_types) and all(
+                isinstance(layer_kind, str) and layer_kind in layer_configs for layer_kind in period_types
             ):
-                layer_kinds += several * times
+                layer_kinds += period_types * times
             case _:
                 layer_kinds.append("")
     if len(layer_kinds) != depth or "" in layer_kinds:
@@ -204,7 +204,9 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [[["global" if kind == "full_attention" else "local"], 1] for kind in config_values.layer_kinds()]
+    return [
+        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
+    ]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:

@@ -48,9 +48,11 @@ def _read_llama4_text(config: Config) -> Table:
         chunk_field = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_field, "full": {}, "rope": rope_fields, "nope": {}}
     attention_changes = {
-        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
+        f"{attention_range}_{position_kind}": {
+            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
+        }
         for attention_range in KINDS.values()
-        for kind in ("rope", "nope")
+        for position_kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")

@@ -88,9 +88,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer_kind + kind: layer_table(mixers[mixer_kind], ffns_by_kind[kind], norm)
+        mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
-        for kind in ffns_by_kind
+        for ffn_kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer_index + 1) % attention_period else "full" for layer_index in range(depth)]

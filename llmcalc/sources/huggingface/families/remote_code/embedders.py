@@ -118,7 +118,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     ffn_width, expert_period = config.integer("intermediate_size"), config.integer("moe_every_n_layers")
     mixer = {
         "num_attention_heads": config.integer("num_attention_heads"),
-        "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
+        "position": rope(config, theta_name="rotary_emb_base", fraction_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO),
     }
     dense_ffn = {

@@ -254,7 +254,9 @@ def _read_minimax_m1(config: Config) -> Table:
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.integer("rotary_dim")
-    return minimax_decoder(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
+    return minimax_decoder(
+        config, ["full" if attention_flag else "linear" for attention_flag in attention_flags], position
+    )
 
 
 def _read_sarvam_mla(config: Config) -> Table:

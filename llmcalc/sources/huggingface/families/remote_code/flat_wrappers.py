@@ -27,15 +27,15 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 def _read_minicpmv(config: Config) -> Table:
     """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first_version = 2.0 if config.integer("hidden_size") == 2304 else 2.5
-    return _moondream_text_of_version(config, first_version)
+    return _minicpm_text_of_version(config, first_version)
 
 
 def _read_minicpmo(config: Config) -> Table:
     """Reads MiniCPM-o, whose first version is 2.6."""
-    return _moondream_text_of_version(config, 2.6)
+    return _minicpm_text_of_version(config, 2.6)
 
 
-def _moondream_text_of_version(config: Config, first_version: float) -> Table:
+def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:

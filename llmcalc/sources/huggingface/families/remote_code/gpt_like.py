@@ -95,9 +95,9 @@ def _read_phi(config: Config) -> Table:
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
-    experts = config.optional_integer("num_local_experts")
-    if experts is not None:
-        ffn = moe(experts, config.integer("num_experts_per_tok"), ffn)
+    expert_count = config.optional_integer("num_local_experts")
+    if expert_count is not None:
+        ffn = moe(expert_count, config.integer("num_experts_per_tok"), ffn)
     return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
 
 
@@ -180,11 +180,11 @@ def _read_openelm(config: Config) -> Table:
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.integer("head_dim")
     qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
-    query_heads = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
+    query_head_counts = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
     kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
     ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
     layers = []
-    for heads, kv_heads, ffn_multiplier in zip(query_heads, kv_head_counts, ffn_multipliers, strict=True):
+    for heads, kv_heads, ffn_multiplier in zip(query_head_counts, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
             raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
         unrounded_width = ffn_multiplier * hidden_size
@@ -223,25 +223,27 @@ def _read_nemotron_nas(config: Config) -> Table:
     has_attention_bias, has_mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
     for layer_index, block_config in enumerate(block_tables):
-        mixer, ffn = (
+        attention_config, ffn_config = (
             _block_part_config(config, layer_index, block_config, part_name) for part_name in ("attention", "ffn")
         )
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
-        if not mixer.flag("no_op"):
-            kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.integer("n_heads_in_group"))
+        if not attention_config.flag("no_op"):
+            kv_heads = attention_config.quotient(
+                "n_heads_in_group", heads, attention_config.integer("n_heads_in_group")
+            )
             layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(has_attention_bias, *QKVO),
             }
-            if mixer.optional_integer("window_length") is not None:
-                layer_changes["attention"]["sliding_window"] = mixer.integer("window_length")
+            if attention_config.optional_integer("window_length") is not None:
+                layer_changes["attention"]["sliding_window"] = attention_config.integer("window_length")
             part_labels.append(f"kv{kv_heads}")
-        if not ffn.flag("no_op"):
-            unrounded_width = int(2 * ffn.number("ffn_mult") * hidden_size / 3)
-            ffn_width = _checked_width(ffn, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
+        if not ffn_config.flag("no_op"):
+            unrounded_width = int(2 * ffn_config.number("ffn_mult") * hidden_size / 3)
+            ffn_width = _checked_width(ffn_config, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
             layer_changes["feed_forward"] = {
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),

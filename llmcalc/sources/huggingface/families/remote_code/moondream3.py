@@ -58,12 +58,12 @@ def _read_moondream3(config: Config) -> Table:
         {"intermediate_size": expert_config.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
-    dense_layer: Table = {
+    dense_ffn: Table = {
         "intermediate_size": text_config.integer("ff_dim"),
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = layer_table(mixer, dense_layer, norm, parallel="shared")
+    block = layer_table(mixer, dense_ffn, norm, parallel="shared")
     first_expert_layer = expert_config.count("start_layer")
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]

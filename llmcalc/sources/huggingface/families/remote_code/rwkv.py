@@ -71,9 +71,9 @@ def _read_rwkv7(config: Config) -> Table:
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{
-            field: config.optional_integer(field_name)
-            or max(32, round(mix_field * hidden_size**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
-            for field, field_name, mix_field, rank_scale in (
+            rank_field: config.optional_integer(field_name)
+            or max(32, round(rank_factor * hidden_size**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
+            for rank_field, field_name, rank_factor, rank_scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),

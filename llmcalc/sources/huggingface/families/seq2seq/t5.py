@@ -84,7 +84,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     stack: fields of both stacks.
     """
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
-    layers_of_decoder = decoder_depth(config)
+    decoder_layer_count = decoder_depth(config)
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
@@ -113,7 +113,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    model_fields["decoder"] = {"num_hidden_layers": layers_of_decoder, "block": decoder, "final_norm": norm, **stack}
+    model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
     return {
         **model_fields,
         "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
