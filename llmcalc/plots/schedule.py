@@ -109,10 +109,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    shade_legend = {1: "", 2: "; paler: of the second chunk"}.get(
+    shade_text = {1: "", 2: "; paler: of the second chunk"}.get(
         timetable.pipeline.chunk_count, "; paler: of later chunks"
     )
-    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_legend}", 2.4))
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_text}", 2.4))
     _draw_legend(ax, timetable)
 
 

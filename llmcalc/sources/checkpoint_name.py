@@ -187,24 +187,29 @@ def recipe_quantization_config(
     quantization_config = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
     recipes, publisher = published_recipes(), publisher_of(checkpoint_name, preset_name)
     recipe = recipes.get(f"{publisher}/{preset_name}", recipes.get(preset_name))
-    library = quantization_config.get("quant_method")
+    quant_method = quantization_config.get("quant_method")
     if (
         recipe is None
         or publisher == "nvidia"
         or scheme not in recipe.get("schemes", (scheme,))
-        or not (library == "compressed-tensors" or (recipe.get("every_library") and library in ("awq", "gptq")))
+        or not (
+            quant_method == "compressed-tensors" or (recipe.get("every_library") and quant_method in ("awq", "gptq"))
+        )
     ):
         return (quantization_config, scheme) if is_block_recipe else None
-    patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
-    ignored_modules_by_library: dict[str, dict[str, Any]] = {
+    module_patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
+    ignored_modules_by_method: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
-        "gptq": {"dynamic": {f"-:{pattern}": {} for pattern in patterns}},
+        "gptq": {"dynamic": {f"-:{module_pattern}": {} for module_pattern in module_patterns}},
         "compressed-tensors": {
-            "ignore": [*quantization_config.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]
+            "ignore": [
+                *quantization_config.get("ignore", []),
+                *(f"re:{module_pattern}" for module_pattern in module_patterns),
+            ]
         },
     }
     formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
-    return quantization_config | ignored_modules_by_library[str(library)], formats_text
+    return quantization_config | ignored_modules_by_method[str(quant_method)], formats_text
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
@@ -216,7 +221,9 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
     nvfp4_config = nvfp4_config or recipe_quantization_config(checkpoint_name, preset_name, scheme)
     if nvfp4_config is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
         return nvfp4_config
-    rules_by_pattern: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
+    rules_by_pattern: dict[str, dict[str, Any]] = {
+        module_pattern: {} for module_pattern in published_gptq()[preset_name]["dynamic"]
+    }
     quantization_config = TABLES_BY_SCHEME[scheme] | {"dynamic": rules_by_pattern}
     return quantization_config, f"{scheme}, with attention and shared experts in 16 bits"
 

@@ -34,7 +34,9 @@ PARTIAL = "Partial"
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (
-        part_class for field in ("block", "variants") for part_class in field_members(Stack.model_fields[field])
+        part_class
+        for field_name in ("block", "variants")
+        for part_class in field_members(Stack.model_fields[field_name])
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
@@ -64,8 +66,10 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     class_definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     text_by_field = _field_texts(cls)
-    for field, schema in class_definition.get("properties", {}).items():
-        schema["description"] = text_by_field[field] if field != "type" else f"Kind of this table ({cls.__name__})."
+    for field_name, schema in class_definition.get("properties", {}).items():
+        schema["description"] = (
+            text_by_field[field_name] if field_name != "type" else f"Kind of this table ({cls.__name__})."
+        )
     return _without_keys(class_definition, "$defs", "$ref")
 
 

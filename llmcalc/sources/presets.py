@@ -397,5 +397,7 @@ def _presets_by_repository() -> dict[str, str]:
             presets_of_full_names[normalized(repository)] = preset_name
             for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
+    unique_short_names = {
+        name: min(preset_names) for name, preset_names in presets_of_short_names.items() if len(preset_names) == 1
+    }
     return unique_short_names | presets_of_full_names

@@ -408,7 +408,7 @@ def _suggest_relatives(model_name: str) -> str:
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    prefixes = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
+    prefixes = (normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family), -1))
     spellings = list(map(normalized, presets_of_family))
     longest_prefix = next(
         (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""

@@ -101,8 +101,8 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
     """Returns each layer's kind by llama.cpp's fixed pattern for the architecture; files do not state the kinds."""
-    layers = config.get("num_hidden_layers")
-    layer_count = layers if isinstance(layers, int) else 0
+    stated_layer_count = config.get("num_hidden_layers")
+    layer_count = stated_layer_count if isinstance(stated_layer_count, int) else 0
     return [
         "sliding_attention" if has_window(layer_index) else "full_attention"
         for layer_index in range(min(layer_count, MOST_LAYERS))

@@ -82,16 +82,16 @@ def parse_header(header_json: bytes, error_location: str, data_bytes: int | None
     data_starts: list[int] = []
     tensor_names: set[str] = set()
     metadata: dict[str, Any] = {}
-    position = len(header_json) - len(header_json.lstrip(_SPACE)) + 1
-    closing_character = header_json[position - 1 : position]
+    offset = len(header_json) - len(header_json.lstrip(_SPACE)) + 1
+    closing_character = header_json[offset - 1 : offset]
     if closing_character != b"{":
         raise InputError(
             f"{error_location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
         )
-    if header_json[position:].strip(_SPACE) == b"}":
-        position, closing_character = len(header_json), b"}"
+    if header_json[offset:].strip(_SPACE) == b"}":
+        offset, closing_character = len(header_json), b"}"
     while closing_character != b"}":
-        entry_match = _ENTRY.match(header_json, position)
+        entry_match = _ENTRY.match(header_json, offset)
         if entry_match is None or not entry_match[3]:
             if (
                 entry_match is not None
@@ -100,11 +100,11 @@ def parse_header(header_json: bytes, error_location: str, data_bytes: int | None
             ):
                 raise _invalid_entry_error(_parse_tensor_name(entry_match[1], error_location), error_location)
             raise InputError(
-                f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
+                f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {offset:,}); not a "
                 "safetensors checkpoint"
             )
         tensor_name = _parse_tensor_name(entry_match[1], error_location)
-        position = entry_match.end()
+        offset = entry_match.end()
         closing_character = entry_match[3]
         if tensor_name in tensor_names:
             raise InputError(
@@ -119,9 +119,9 @@ def parse_header(header_json: bytes, error_location: str, data_bytes: int | None
         tensor, data_start = _parse_tensor(tensor_name, entry_match[2], error_location, data_bytes)
         tensors.append(tensor)
         data_starts.append(data_start)
-    if header_json[position:].strip(_SPACE):
+    if header_json[offset:].strip(_SPACE):
         raise InputError(
-            f"{error_location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint"
+            f"{error_location}: the header is not valid JSON (byte {offset:,}); not a safetensors checkpoint"
         )
     require_no_overlap(data_starts, tensors, error_location)
     return Checkpoint("safetensors", tuple(tensors), metadata)

@@ -262,13 +262,13 @@ class Config:
         """
         table = self.table("per_layer_config")
         fields_by_layer: dict[int, Mapping[str, Any]] = {}
-        for key, layer_fields in table.items():
-            is_layer_number = key.isdecimal() and len(key) < 10 and int(key) < layer_count
-            if not is_layer_number or not isinstance(layer_fields, dict) or int(key) in fields_by_layer:
+        for layer_key, layer_fields in table.items():
+            is_layer_number = layer_key.isdecimal() and len(layer_key) < 10 and int(layer_key) < layer_count
+            if not is_layer_number or not isinstance(layer_fields, dict) or int(layer_key) in fields_by_layer:
                 raise self.error(
                     "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
                 )
-            fields_by_layer[int(key)] = layer_fields
+            fields_by_layer[int(layer_key)] = layer_fields
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:

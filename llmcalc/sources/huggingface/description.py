@@ -130,11 +130,11 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
-    for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
+    for field_name, (section_name, section_field, default_value) in family.text_fields_from_sections.items():
         section_data = root_config.get(section_name) if section_name else root_config
         if isinstance(section_data, Mapping):
-            stated_value = section_data.get(field, default_value)
-            is_unnamed = field == "architectures" and stated_value in (None, [])
+            stated_value = section_data.get(section_field, default_value)
+            is_unnamed = section_field == "architectures" and stated_value in (None, [])
             text_fields[field_name] = default_value if is_unnamed else stated_value
     return text_fields
 
@@ -194,7 +194,7 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
 
 @cache
 def _library_class_names_in_lower_case() -> frozenset[str]:
-    return frozenset(class_name.lower() for names in library_class_names().values() for class_name in names)
+    return frozenset(class_name.lower() for class_names in library_class_names().values() for class_name in class_names)
 
 
 PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
@@ -204,7 +204,7 @@ PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidd
 def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
     noted_fields = {note.partition(":")[0] for note in notes}
-    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown_fields}
+    unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
         for name in PREDICTION_FIELDS
@@ -231,11 +231,11 @@ def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> Non
     """Raises `InputError` for a wrapper's class that builds other modules than the class that is counted."""
     class_name, family = architecture_of(root_config), family_of(model_type)
     if class_name.endswith(family.uncounted_classes):
-        advice = measurement = "--measure of llmcalc params, which counts its transformers class"
+        advice = measure_option = "--measure of llmcalc params, which counts its transformers class"
         encoder_name = "text" if "Text" in class_name else "vision" if "Vision" in class_name else ""
         if encoder_name and "For" not in class_name and family.text_type == f"{model_type}_text_model":
             advice = f"model_type {model_type}_{encoder_name}_model with the fields of {encoder_name}_config"
-            advice += f", and {measurement}" if encoder_name == "vision" else ""
+            advice += f", and {measure_option}" if encoder_name == "vision" else ""
         raise InputError(
             f"architectures: {class_name} has other modules than those that are counted for '{model_type}'; expected "
             f"{advice}"
@@ -388,7 +388,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     config_description = read_description(config_data, head)
     return config_description.model, [
         *config_description.notes,
-        *remark_on_ignored_fields([field.path for field in config_description.unknown_fields]),
+        *remark_on_ignored_fields([unknown_field.path for unknown_field in config_description.unknown_fields]),
     ]
 
 
@@ -449,13 +449,13 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         )
     )
     uncounted_notes = [
-        f"{ignored_field}: {tower_notes.format(short_repr(fields[ignored_field]))}"
-        for fields, notes_by_field in (
+        f"{ignored_field}: {tower_notes.format(short_repr(config_fields[ignored_field]))}"
+        for config_fields, notes_by_field in (
             (config_data, uncounted_towers),
             (root_config, family_of(root_model_type).uncounted_fields if section_path else {}),
         )
         for ignored_field, tower_notes in notes_by_field.items()
-        if fields.get(ignored_field)
+        if config_fields.get(ignored_field)
     ]
     notes = [
         *draft_notes,

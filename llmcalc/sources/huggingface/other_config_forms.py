@@ -451,8 +451,8 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             raise InputError(
                 f"{field_name}: {short_repr(model_args[field_name])}; expected true, as in the published models"
             )
-    layer, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
-    if layer not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
+    layer_type, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
+    if layer_type not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {short_repr(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
@@ -460,15 +460,15 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     vocab_size = _positive_size(model_args, "vocab_size")
     expansion_factor = _positive_size(ssm_config, "expand", 2)
     config: dict[str, Any] = {
-        "model_type": "mamba" if layer == "Mamba1" else "mamba2",
+        "model_type": "mamba" if layer_type == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab_size / vocab_multiple),
         "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(model_args, "n_layer"),
         "expand": expansion_factor,
-        "state_size": _positive_size(ssm_config, "d_state", 16 if layer == "Mamba1" else 128),
+        "state_size": _positive_size(ssm_config, "d_state", 16 if layer_type == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
-    if layer == "Mamba2":
+    if layer_type == "Mamba2":
         head_dim = _positive_size(ssm_config, "headdim", 64)
         if expansion_factor * hidden_size % head_dim:
             raise InputError(

@@ -207,32 +207,35 @@ def decoder(
     stack_fields = stack or {}
     config.has("num_hidden_layers")  # read even where the layers are listed
     depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.integer("num_hidden_layers")}
-    layers = _without_single_variant({**depth, "block": block, **stack_fields})
+    stack_table = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
-        layers["final_norm"] = final_norm
+        stack_table["final_norm"] = final_norm
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_integer("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
-    model_fields |= {"decoder": layers, "head": head_table(config, head, score_head, label_count)}
-    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *layers.get("variants", ())}:
+    model_fields |= {"decoder": stack_table, "head": head_table(config, head, score_head, label_count)}
+    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *stack_table.get("variants", ())}:
         del model["mtp"]["layer"]  # the only kind of layer
     return {**model_fields, **model}
 
 
-def _without_single_variant(layers: Table) -> Table:
+def _without_single_variant(stack_table: Table) -> Table:
     """Removes the layer variants if all layers have the same kind and there is no other."""
-    used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
-    if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
-        return layers
+    used_kinds = {*stack_table.get("first_layers", ()), *stack_table.get("pattern", ())}
+    if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
+        return stack_table
     other_fields = {
         field_name: value
-        for field_name, value in layers.items()
+        for field_name, value in stack_table.items()
         if field_name not in ("variants", "first_layers", "pattern")
     }
-    return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
+    return {
+        **other_fields,
+        "block": table_with_changes(stack_table["block"], stack_table["variants"][used_kinds.pop()]),
+    }
 
 
 def encoder(
@@ -278,9 +281,13 @@ def token_types(segment_type_count: int, task_type_count: int | None = None) -> 
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
-def pooler(is_present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler as a model's field `pooler` if `is_present`. scores: number of scores after the pooler."""
-    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
+def pooler(is_present: bool, score_count: int | None = None) -> Table:
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: number of scores after the pooler."""
+    return (
+        {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
+        if is_present
+        else {}
+    )
 
 
 OF_TOKENS = "ForTokenClassification"

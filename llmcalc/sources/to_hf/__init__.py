@@ -216,16 +216,18 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
-    for field in (field_aliases.get(field_name, field_name) for field_name in field_names):
+    for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
         try:
-            field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)
+            field_value = _value_of_field(
+                family, config_field, usual_names.get(config_field, config_field), config_values
+            )
         except NOT_THERE:
             continue
-        default_value = family.defaults.get(field)
-        if field not in config and (
-            field_value is not None or default_value is not None or field in family.field_writers
+        default_value = family.defaults.get(config_field)
+        if config_field not in config and (
+            field_value is not None or default_value is not None or config_field in family.field_writers
         ):
-            config[field] = default_value if _is_same_activation(field_value, default_value) else field_value
+            config[config_field] = default_value if _is_same_activation(field_value, default_value) else field_value
 
 
 def _is_same_activation(field_value: Any, default_value: Any) -> bool:
@@ -237,12 +239,12 @@ def _is_same_activation(field_value: Any, default_value: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, field: str, usual_name: str, config_values: ConfigValues) -> Any:
+def _value_of_field(family: Family, config_field: str, usual_name: str, config_values: ConfigValues) -> Any:
     """Returns a field's value by the family's rule, by an alias, or by the spec's field name.
 
     usual_name: the name of which the field's is the family's alias, or the field's own.
     """
-    field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
+    field_names = (usual_name, config_field, USUAL.get(usual_name, usual_name), USUAL.get(config_field, config_field))
     field_writer = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(field_writer):
         return field_writer(config_values)

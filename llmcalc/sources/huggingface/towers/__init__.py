@@ -145,7 +145,10 @@ def _read_section(
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
     config.finish(IGNORED | section.ignored_fields)
-    return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown_fields])]
+    return tower_tables, [
+        *config.notes,
+        *remark_on_ignored_fields([unknown_field.path for unknown_field in config.unknown_fields]),
+    ]
 
 
 def _innermost_message(error: ValidationError) -> str:

@@ -51,10 +51,10 @@ def _count_of_concatenated_layers(config: Config) -> int:
     """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
-    layers = config.integers("cat_hidden_layers")
-    if len({*layers}) < len(layers) or max(layers, default=0) >= config.integer("num_layers"):
-        raise config.error("cat_hidden_layers", layers, "different indices below num_layers")
-    return len(layers)
+    layer_indices = config.integers("cat_hidden_layers")
+    if len({*layer_indices}) < len(layer_indices) or max(layer_indices, default=0) >= config.integer("num_layers"):
+        raise config.error("cat_hidden_layers", layer_indices, "different indices below num_layers")
+    return len(layer_indices)
 
 
 def qformer(

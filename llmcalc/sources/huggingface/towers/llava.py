@@ -120,14 +120,14 @@ def _read_video_llava(root_config: Config, config: Config, text_hidden_size: int
 
 def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
-    layers = layers_of_features(root_config)
+    layer_count = layers_of_features(root_config)
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
-            layers * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
+            layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
         ),
     }
 
@@ -239,7 +239,9 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("use_mask_token", False)
     require_one_layer(root_config)
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
+    square_config = config.with_fields(
+        **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
+    )
     patch_count = patches_per_side(square_config) ** 2
     image_resizing = {
         "type": "tiles",

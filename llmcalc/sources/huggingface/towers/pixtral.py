@@ -132,12 +132,12 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
-    layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
+    stack_fields: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
     patch_fields = {
         "num_channels": config.integer("in_channels"),
         "temporal_patch_size": config.integer("temporal_patch_size"),
     }
-    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patch_fields=patch_fields)
+    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
     merge_size = config.integer("spatial_merge_size")

@@ -41,11 +41,11 @@ def _patch_fields(config: Config, **patch_fields: Any) -> Table:
     }
 
 
-def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
+def _patch_merger(config: Config, input_width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     merge_size = config.integer("spatial_merge_size")
-    linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
-    return projector(width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
+    linear_layers = two_linear_layers(output_width, inner_width=input_width * merge_size * merge_size)
+    return projector(input_width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
 
 
 def _merging_encoder(
@@ -97,7 +97,7 @@ def _window_stack(config: Config) -> Table:
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.integer("depth")
-    if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
+    if not isinstance(full_blocks, list | tuple) or any(type(layer_index) is not int for layer_index in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
     layer_kinds = ["block" if layer_index in full_blocks else "windowed" for layer_index in range(depth)]
     if "windowed" not in layer_kinds:
@@ -254,8 +254,8 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
     compression_config = config.section("img_token_compression_config")
     temporal_patch_size, merge_size = (
-        compression_config.integer(field) if compression_config.has(field) else config.integer(field)
-        for field in ("temporal_patch_size", "spatial_merge_size")
+        compression_config.integer(field_name) if compression_config.has(field_name) else config.integer(field_name)
+        for field_name in ("temporal_patch_size", "spatial_merge_size")
     )
     patches = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
     image_resizing = {

@@ -95,29 +95,29 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 
 
 def two_linear_layers(
-    width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
+    output_width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
-    """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
-    return (inner_width or width, bias, activation), (width, bias, "identity")
+    """Returns two linear layers with an activation. inner_width: default `output_width`, the output's width."""
+    return (inner_width or output_width, bias, activation), (output_width, bias, "identity")
 
 
-def projector(width: int, *linear_layers: LinearLayer, **projector_fields: Any) -> Table:
-    """Returns a projector of linear layers. width: the input's width."""
+def projector(input_width: int, *linear_layers: LinearLayer, **projector_fields: Any) -> Table:
+    """Returns a projector of linear layers. input_width: the input's width."""
     layer_tables = [
         {"size": output_width, "bias": bias, "hidden_act": activation}
         for output_width, bias, activation in linear_layers
     ]
-    return {"type": "projector", "input_size": width, "maps": layer_tables, **projector_fields}
+    return {"type": "projector", "input_size": input_width, "maps": layer_tables, **projector_fields}
 
 
-def two_layer_projector(root_config: Config, width: int, output_width: int, **projector_fields: Any) -> Table:
+def two_layer_projector(root_config: Config, input_width: int, output_width: int, **projector_fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     return projector(
-        width,
+        input_width,
         *two_linear_layers(output_width, activation, root_config.flag("multimodal_projector_bias")),
         **projector_fields,
     )
@@ -129,12 +129,18 @@ MOST_LAYERS_READ = 100
 
 def layers_of_features(root_config: Config) -> int:
     """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
-    layers = root_config.get("vision_feature_layer")
-    if type(layers) is int:
+    feature_layers = root_config.get("vision_feature_layer")
+    if type(feature_layers) is int:
         return 1
-    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
-    return len(layers)
+    if (
+        not isinstance(feature_layers, list | tuple)
+        or {*map(type, feature_layers)} != {int}
+        or len(feature_layers) > MOST_LAYERS_READ
+    ):
+        raise root_config.error(
+            "vision_feature_layer", feature_layers, f"a layer, or a list of at most {MOST_LAYERS_READ}"
+        )
+    return len(feature_layers)
 
 
 def require_one_layer(root_config: Config) -> None:
@@ -151,15 +157,15 @@ def patches_per_side(config: Config) -> int:
     return image_size // patch_size
 
 
-def merged_square_side(config: Config, field: str) -> int:
+def merged_square_side(config: Config, field_name: str) -> int:
     """Returns the side, in patches, of the squares that are merged to one patch: 1 / the field's value.
 
     Raises `InputError` if that is no whole number.
     """
-    shuffle_ratio = config.number(field)
+    shuffle_ratio = config.number(field_name)
     merge_size = round(1 / shuffle_ratio) if shuffle_ratio > 0 else 0
     if merge_size < 1 or merge_size * shuffle_ratio != 1:
-        raise config.error(field, shuffle_ratio, "1 / a whole number")
+        raise config.error(field_name, shuffle_ratio, "1 / a whole number")
     return merge_size
 
 

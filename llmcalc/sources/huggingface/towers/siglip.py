@@ -220,9 +220,16 @@ def _gated_projector(
 def _image_tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge_size = root_config.integer("downsample_factor")
-    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
+    image_tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.integer("image_size")
-    return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
+    return {
+        "type": "tiles",
+        "size": image_size,
+        "max_tiles": AYA_TILES,
+        "tokens": image_tokens,
+        "tile_marks": 1,
+        "marks": 2,
+    }
 
 
 def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Table:

@@ -23,13 +23,13 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
         "hidden_size", "subsampling_factor", "num_mel_bins"
     ).values()
     timestamp_config.require("hidden_size", hidden_size)
-    for section_config, field, field_value in (
+    for section_config, field_name, field_value in (
         (speaker_config, "subsampling_factor", frames_per_token),
         (speaker_config, "num_mel_bins", mel_bins),
         (head_config, "subsampling_factor", frames_per_token),
         (head_config, "audio_hidden_size", speaker_config.integer("hidden_size")),
     ):
-        section_config.require(field, field_value)
+        section_config.require(field_name, field_value)
     tower = {
         "type": "diarized",
         "num_mel_bins": mel_bins,

@@ -34,7 +34,7 @@ def _read_perceiver(config: Config) -> Table:
     def network(hidden_size: int, factor_field: str) -> Table:
         return mlp(config.integer(factor_field) * hidden_size, activation)
 
-    qk_channels, v_channels = (config.optional_integer(field) for field in ("qk_channels", "v_channels"))
+    qk_channels, v_channels = (config.optional_integer(field_name) for field_name in ("qk_channels", "v_channels"))
     cross_qk_channels, input_qk_channels = qk_channels or query_channels, qk_channels or latent_size
     cross_attention = attention(
         config.integer("num_cross_attention_heads"),

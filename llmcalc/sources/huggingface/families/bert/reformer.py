@@ -26,24 +26,27 @@ def _read_reformer(config: Config) -> Table:
             "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
         )
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)}
+    layers_by_kind = {
+        layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)
+    }
     block = {
         "type": "reversible",
-        **layers[listed_kinds[0]],
+        **layers_by_kind[listed_kinds[0]],
         "feed_forward": mlp(config.integer("feed_forward_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": norm,
         "norm_placement": "pre",
     }
     chunk_lengths = [
-        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
+        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length")
+        for attention_kind in layers_by_kind
     ]
     stack: Table = {
         "num_hidden_layers": len(listed_kinds),
         "position": _position(config),
         "streams": {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm},
     }
-    if len(layers) > 1:
-        stack |= {"variants": layers, **layer_pattern(listed_kinds)}
+    if len(layers_by_kind) > 1:
+        stack |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding
     config.notes.append("reversible layers: training computes each layer again, which is not counted")
     model_fields = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)

@@ -72,7 +72,7 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
         "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
         "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
     }
-    return [part for part, is_shared in shared_flags.items() if is_shared]
+    return [module_name for module_name, is_shared in shared_flags.items() if is_shared]
 
 
 def _attention(config: Config, norm: Table) -> Table:

@@ -53,9 +53,9 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     target_width = config.integer("backbone_hidden_size")
     model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     model_fields["proposal"] = {"state_size": target_width}
-    cluster_fields = ("num_centroids", "centroid_intermediate_top_k")
+    cluster_field_names = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
-        cluster_sizes = {field_name: config.integer(field_name) for field_name in cluster_fields}
+        cluster_sizes = {field_name: config.integer(field_name) for field_name in cluster_field_names}
         if model_fields["vocab_size"] % cluster_sizes["num_centroids"]:
             raise config.error(
                 "num_centroids", cluster_sizes["num_centroids"], f"a divisor of {model_fields['vocab_size']} tokens"
@@ -65,7 +65,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
                 "centroid_intermediate_top_k", cluster_sizes["centroid_intermediate_top_k"], "at most num_centroids"
             )
         model_fields["head"]["clusters"] = cluster_sizes
-    config.fields_read.update(cluster_fields)
+    config.fields_read.update(cluster_field_names)
     return model_fields
 
 

@@ -90,9 +90,10 @@ def _read_laguna(config: Config) -> Table:
     if len(heads) != depth or 0 in heads:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
+    has_varying_heads = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
     layer_kinds = [
-        f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(attention_kinds, heads, strict=True)
+        f"{attention_kind}{head_count}" if has_varying_heads else attention_kind
+        for attention_kind, head_count in zip(attention_kinds, heads, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_changes = {

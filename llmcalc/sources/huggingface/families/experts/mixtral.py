@@ -121,8 +121,8 @@ def qwen_moe_decoder(
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
-    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_configs))
+    layer_changes: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
+    return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_changes))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

@@ -111,10 +111,10 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
         config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
     )
     layer_kinds[-1] = "full"
-    rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
+    rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
         config,
-        position=rope,
+        position=rope_fields,
         v_norm=rmsnorm(norm["eps"], weight=False),
         **attention_biases(config),
         **qk_norm_fields(norm),

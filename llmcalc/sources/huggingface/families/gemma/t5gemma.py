@@ -209,7 +209,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
     stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
-    stack_fields = (
+    field_names = (
         "num_hidden_layers",
         "intermediate_size",
         "head_dim",
@@ -217,7 +217,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    field_values = {field_name: stack_values.usual_value(field_name) for field_name in stack_fields}
+    field_values = {field_name: stack_values.usual_value(field_name) for field_name in field_names}
     mixer, context_length = stack_values.find_part(Attention), config_values.spec.max_position_embeddings
     field_values |= {
         "hidden_activation": stack_values.usual_value("hidden_act"),

@@ -114,12 +114,12 @@ def _read_gpt_neo(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     window = config.integer("window_size")
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
-    layer_configs: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
     for pattern_entry in attention_types if isinstance(attention_types, list) else ():
         match pattern_entry:
             case [[*period_types], int(times)] if 0 <= times <= depth >= times * len(period_types) and all(
-                isinstance(layer_kind, str) and layer_kind in layer_configs for layer_kind in period_types
+                isinstance(layer_kind, str) and layer_kind in layer_changes for layer_kind in period_types
             ):
                 layer_kinds += period_types * times
             case _:
@@ -128,7 +128,7 @@ def _read_gpt_neo(config: Config) -> Table:
         raise config.error(
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_configs, layer_kinds), "position": learned_positions(config)}
+    stack = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
@@ -174,9 +174,9 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )
-    layer_configs = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    layer_changes = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
-    return decoder(config, block, norm, stack=stack_of_variants(layer_configs, layer_kinds))
+    return decoder(config, block, norm, stack=stack_of_variants(layer_changes, layer_kinds))
 
 
 ALIASES = {

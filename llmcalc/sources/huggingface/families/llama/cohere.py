@@ -132,9 +132,9 @@ def _read_cohere_compass(config: Config) -> Table:
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
-    layer_configs: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field_name, layer_kind in FULL_OR_SLIDING.items():
-        layer_configs[layer_kind]["position"] = (
+        attention_changes[layer_kind]["position"] = (
             "none"
             if field_name in rope_tables and rope_tables[field_name] is None
             else rope(config, layer_kind=field_name)
@@ -142,7 +142,7 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(
-        {layer_kind: {"attention": changes} for layer_kind, changes in layer_configs.items()},
+        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()},
         layer_kinds,
     )
     return _parallel_decoder(

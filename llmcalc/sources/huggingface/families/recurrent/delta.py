@@ -43,7 +43,7 @@ LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
 def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
-    size_fields = (
+    field_names = (
         "linear_num_key_heads",
         "linear_num_value_heads",
         "linear_key_head_dim",
@@ -52,7 +52,7 @@ def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{field_name: config.integer(field_name) for field_name in size_fields if field_name not in mixer_fields},
+        **{field_name: config.integer(field_name) for field_name in field_names if field_name not in mixer_fields},
         "norm_eps": config.number("rms_norm_eps"),
         **mixer_fields,
     }
@@ -192,10 +192,12 @@ def read_ling_3(config: Config) -> Table:
         "short_conv_kernel_size": config.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
     attention_period = config.integer("layer_group_size")
-    lower_bound = (
+    lower_bound_fields = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
+    linear_attention = kda(
+        config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
+    )
     default_layer_kinds = [
         "linear" if (layer_index + 1) % attention_period else "full"
         for layer_index in range(config.integer("num_hidden_layers"))

@@ -171,11 +171,12 @@ def _prediction(
 
 def mtp_layer_kinds(config: Config) -> list[str]:
     """Returns the kinds of the layers of a prediction module; an empty list where the config states none."""
-    for field in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
-        if config.has(field):
-            layer_text: Any = config.get(field)
+    for field_name in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
+        if config.has(field_name):
+            layer_text: Any = config.get(field_name)
             return [
-                KINDS.get(letter, "") for letter in (layer_text if isinstance(layer_text, str) else config.texts(field))
+                KINDS.get(letter, "")
+                for letter in (layer_text if isinstance(layer_text, str) else config.texts(field_name))
             ]
     return []
 

@@ -57,8 +57,8 @@ def _read_codeshell(config: Config) -> Table:
 def _read_jais(config: Config) -> Table:
     """Reads Jais 1 and BTLM: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
-    position = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
-    mixer = full_width_heads(config, **position, **biases(True, *QKVO))
+    position_fields = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
+    mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO))
     if config.text("activation_function") == "swiglu":
         ffn: Table = {
             "intermediate_size": config.optional_integer("n_inner") or 4 * config.integer("hidden_size"),

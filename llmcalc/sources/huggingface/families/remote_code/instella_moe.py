@@ -28,19 +28,19 @@ def _read_instella_moe(config: Config) -> Table:
     first_skipping_layer = config.count("farskip_start_idx")
     last_skipping_layer = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
     is_parallel = config.flag("farskip") and not config.flag("attn_only_farskip")
-    order_kinds = [
+    residual_kinds = [
         "parallel" if is_parallel and first_skipping_layer <= layer_index <= last_skipping_layer else "order"
         for layer_index in range(depth)
     ]
-    if set(order_kinds) == {"parallel"}:
-        block, order_kinds = {**block, "parallel": "separate"}, ["order"] * depth
+    if set(residual_kinds) == {"parallel"}:
+        block, residual_kinds = {**block, "parallel": "separate"}, ["order"] * depth
     if config.flag("farskip"):
         config.notes.append(
             "farskip: memory is counted without the second residual stream, which the routed experts do not add to"
         )
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    order_changes: Table = {"order": {}, "parallel": {"parallel": "separate"}}
-    return decoder_of_kinds(config, block, norm, (ffn_kinds, ffn_changes), (order_kinds, order_changes))
+    residual_changes: Table = {"order": {}, "parallel": {"parallel": "separate"}}
+    return decoder_of_kinds(config, block, norm, (ffn_kinds, ffn_changes), (residual_kinds, residual_changes))
 
 
 FAMILIES = {

@@ -52,7 +52,7 @@ def _read_plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
-    layer_configs: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_changes: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
         if _is_mamba(config, layer_index, depth, mamba_period)
@@ -61,7 +61,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer_index in range(depth)
     ]
-    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:

@@ -40,7 +40,7 @@ Side = Literal["encoder", "decoder"]
 
 
 def _read_bart(config: Config) -> Table:
-    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _read_mvp(config: Config) -> Table:
@@ -50,7 +50,7 @@ def _read_mvp(config: Config) -> Table:
 
 
 def _read_mbart(config: Config) -> Table:
-    return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "pre", has_embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _read_marian(config: Config) -> Table:
@@ -107,7 +107,7 @@ def _read_pp_formulanet_text(config: Config) -> Table:
 
 
 def _read_blenderbot_small(config: Config) -> Table:
-    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config))
+    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config))
 
 
 def _read_fsmt(config: Config) -> Table:
@@ -140,7 +140,7 @@ def bart_model(
     config: Config,
     norm_placement: Literal["pre", "post"],
     position: Table,
-    embedding_norm: bool = False,
+    has_embedding_norm: bool = False,
     bias: bool = True,
     **fields_by_stack: Table,
 ) -> Table:
@@ -168,7 +168,7 @@ def bart_model(
     if position["type"] == "sinusoidal":
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     stack_fields: Table = {"position": position}
-    if embedding_norm:
+    if has_embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
     if norm_placement == "pre":
         stack_fields["final_norm"] = layernorm()
