@@ -107,19 +107,19 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 
 @cache
-def _published(file_kind: str) -> dict[str, dict[str, Any]]:
+def _read_published(file_kind: str) -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_KIND.toml`, facts on the published checkpoints of one format."""
     return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
 def published_gptq() -> dict[str, dict[str, list[str]]]:
     """Returns the contents of `published_gptq.toml`: preset → the `dynamic` of Qwen's checkpoint in GPTQ."""
-    return _published("gptq")
+    return _read_published("gptq")
 
 
 def published_nvfp4() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_nvfp4.toml`: preset → how NVIDIA's checkpoint in NVFP4 is stored."""
-    return _published("nvfp4")
+    return _read_published("nvfp4")
 
 
 def has_nvfp4_table(preset_name: str) -> bool:
@@ -165,7 +165,7 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
 
 def published_recipes() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_recipes.toml`: preset → what recipes of the model leave in 16 bits."""
-    return _published("recipes")
+    return _read_published("recipes")
 
 
 FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(

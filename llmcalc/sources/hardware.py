@@ -286,16 +286,16 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         if accelerator_count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: a machine with {accelerator_count} x {hardware.title}; expected {hardware.name}, and "
-            f"--devices {accelerator_count} a machine"
+            f"--hardware: {typed_name}: a machine with {accelerator_count} x {hardware.title}; expected {hardware.name}, "
+            f"and --devices {accelerator_count} a machine"
         )
-    if count_and_name := _count_and_accelerator(typed_name):
-        accelerator_count, hardware = count_and_name
+    if count_and_hardware := _count_and_accelerator(typed_name):
+        accelerator_count, hardware = count_and_hardware
         if accelerator_count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: {accelerator_count} accelerators; expected one, --hardware {hardware.name}, and --devices "
-            f"{accelerator_count} where a command has it"
+            f"--hardware: {typed_name}: {accelerator_count} accelerators; expected one, --hardware {hardware.name}, "
+            f"and --devices {accelerator_count} where a command has it"
         )
     service_name, _, further_words = typed_name.strip().lower().removeprefix("google ").partition(" ")
     if "tpu" in further_words and service_name in NOTEBOOK_TPUS:

@@ -346,13 +346,13 @@ def _is_in_fp8(published_config: dict[str, Any]) -> bool:
 
 def _has_whole_column_groups(preset: Preset) -> bool:
     """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
-    networks = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
-    for network in networks:
-        for field_name, field_value in network.items():
+    nested_tables = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
+    for table in nested_tables:
+        for field_name, field_value in table.items():
             if field_name == "intermediate_size" and isinstance(field_value, int) and field_value % 128:
                 return False
-            components = field_value if isinstance(field_value, list) else [field_value]
-            networks.extend(component for component in components if isinstance(component, dict))
+            nested_values = field_value if isinstance(field_value, list) else [field_value]
+            nested_tables.extend(nested_value for nested_value in nested_values if isinstance(nested_value, dict))
     return True
 
 

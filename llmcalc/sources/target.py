@@ -171,7 +171,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     preset = find_by_repository(model_target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    raise InputError(_unknown_target(model_target))
+    raise InputError(_unknown_target_error(model_target))
 
 
 def _describe_hub_model(
@@ -279,7 +279,7 @@ def _is_kind_of_drafts(name: str) -> bool:
     return False
 
 
-def _unknown_target(model_target: str) -> str:
+def _unknown_target_error(model_target: str) -> str:
     if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "

@@ -282,7 +282,7 @@ def token_types(segment_type_count: int, task_type_count: int | None = None) -> 
 
 
 def pooler(is_present: bool, score_count: int | None = None) -> Table:
-    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: number of scores after the pooler."""
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: scores after the pooler."""
     return (
         {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
         if is_present

@@ -148,13 +148,13 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
         (
             model_type
             for (stated_model_type, field_name), model_type in CODE_FIELDS.items()
-            if config_type == stated_model_type and _has_value(config_data, field_name)
+            if config_type == stated_model_type and _has_field_value(config_data, field_name)
         ),
         "",
     )
 
 
-def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
+def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
     """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
     table_name, _, field_name = field_path.rpartition(".")
     table = config_data.get(table_name) if table_name else config_data

@@ -98,6 +98,6 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
             if is_compared and size not in compared_sizes.get(size_name, [size]):
                 size_text = f"a width, {short_repr(size)}" if name in WIDTHS else f"{name} = {short_repr(size)}"
                 raise InputError(
-                    f"{unknown_field.path}: a section with {size_text}, which the class of '{config_description.model_type}' "
-                    "does not read; expected the sizes where that class has them"
+                    f"{unknown_field.path}: a section with {size_text}, which the class of "
+                    f"'{config_description.model_type}' does not read; expected the sizes where that class has them"
                 )

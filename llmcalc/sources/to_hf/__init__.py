@@ -128,14 +128,14 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
             or not family.has_text_class
         ):
             continue
-        if _is_likely(family, config_values):
+        if _is_likely_family(family, config_values):
             yield model_type, family
         else:
             unlikely_families.append((model_type, family))
     yield from unlikely_families
 
 
-def _is_likely(family: Family, config_values: ConfigValues) -> bool:
+def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [

@@ -121,10 +121,10 @@ def _field_values(field_value: Any) -> int:
 def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {
+    table_by_kind = {
         layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
     }
-    stack_fields = (
+    field_names = (
         field_name
         for field_name in Stack.model_fields
         if field_name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
@@ -132,14 +132,18 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{field_name: _plain_values(getattr(stack, field_name), hidden_size) for field_name in stack_fields},
+        **{field_name: _plain_values(getattr(stack, field_name), hidden_size) for field_name in field_names},
     }
-    first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
+    first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in table_by_kind}
     owner_indices = [
-        first_layer_by_kind[name] if name in stack.shared_layers else layer_index
-        for layer_index, name in enumerate(layer_kinds)
+        first_layer_by_kind[layer_kind] if layer_kind in stack.shared_layers else layer_index
+        for layer_index, layer_kind in enumerate(layer_kinds)
     ]
-    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
+    return {
+        **stack_table,
+        "shared_layers": owner_indices,
+        "layers": [table_by_kind[layer_kind] for layer_kind in layer_kinds],
+    }
 
 
 def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:

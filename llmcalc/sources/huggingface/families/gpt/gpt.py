@@ -54,7 +54,7 @@ def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool 
     )
 
 
-def _gpt(
+def _gpt_model(
     config: Config,
     mixer: Table,
     width_field: str = "n_inner",
@@ -89,7 +89,7 @@ def _read_gpt2(config: Config) -> Table:
         cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
+        **_gpt_model(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
         **_multiple_choice_head(config),
     }
 
@@ -102,7 +102,7 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    return _gpt(
+    return _gpt_model(
         config,
         full_width_heads(config, **kv_fields, **biases(True, *QKVO)),
         stack={"position": learned_positions(config)},
@@ -129,7 +129,7 @@ def _read_gpt_neo(config: Config) -> Table:
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
     stack = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
-    return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
+    return _gpt_model(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
 def _read_openai_gpt(config: Config) -> Table:
@@ -146,7 +146,7 @@ def read_gptj(config: Config) -> Table:
     """Reads GPT-J and CodeGen: attention and network side by side, behind one norm, and a head with a bias."""
     rotary_dim = config.optional_integer("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
-    return _gpt(
+    return _gpt_model(
         config,
         full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",

@@ -164,11 +164,11 @@ def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
     return expected_width
 
 
-def _is_positive(config_value: Any) -> bool:
+def _is_positive_number(config_value: Any) -> bool:
     return is_number(config_value) and 0 < config_value <= LARGEST
 
 
-def _is_size(config_value: Any) -> bool:
+def _is_positive_integer(config_value: Any) -> bool:
     return is_json_integer(config_value) and 0 < config_value <= LARGEST
 
 
@@ -180,9 +180,9 @@ def _read_openelm(config: Config) -> Table:
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.integer("head_dim")
     qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
-    query_head_counts = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
-    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
-    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    query_head_counts = _checked_list(config, "num_query_heads", depth, _is_positive_integer, "positive whole numbers")
+    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_positive_integer, "positive whole numbers")
+    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive_number, "positive numbers")
     layers = []
     for heads, kv_heads, ffn_multiplier in zip(query_head_counts, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
