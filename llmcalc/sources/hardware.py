@@ -286,8 +286,8 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         if accelerator_count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: a machine with {accelerator_count} x {hardware.title}; expected {hardware.name}, "
-            f"and --devices {accelerator_count} a machine"
+            f"--hardware: {typed_name}: a machine with {accelerator_count} x {hardware.title}; expected "
+            f"{hardware.name}, and --devices {accelerator_count} a machine"
         )
     if count_and_hardware := _count_and_accelerator(typed_name):
         accelerator_count, hardware = count_and_hardware
