@@ -89,14 +89,14 @@ class PooledAttentionCore(VisibleKeysAttentionCore):
 
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        pool_core = EntryAttentionCore(
+        pool_attention = EntryAttentionCore(
             1, 1, 1, tokens_per_entry=self.pool_size, chosen_entries=exact_div(self.selected_keys, self.pool_size)
         )
         pool_count = floor_div(tokens, self.pool_size)
         unpooled_pairs = pool_count * triangular_number(self.pool_size - 1) + triangular_number(
             tokens - pool_count * self.pool_size
         )
-        return self.pool_size * pool_core.visible_pairs(tokens) + unpooled_pairs
+        return self.pool_size * pool_attention.visible_pairs(tokens) + unpooled_pairs
 
 
 @frozen(slots=True)

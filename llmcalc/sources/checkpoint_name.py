@@ -258,15 +258,15 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
 
     GGUF files have no table of a quantization, so their repositories are not described.
     """
-    checkpoint = known_checkpoint(hub_id)
-    model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
-    is_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
-    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not is_in_16_bits):
+    preset_and_scheme = known_checkpoint(hub_id)
+    preset, scheme = preset_and_scheme if preset_and_scheme is not None else (known_model(hub_id), "")
+    is_in_16_bits = scheme == "none" and "gguf" not in hub_id.lower()
+    if preset is None or (scheme and scheme not in TABLES_BY_SCHEME and not is_in_16_bits):
         return None
-    known_formats = sixteen_bit_layers_config(hub_id, model.name, quantization)
-    quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME.get(quantization), quantization)
-    leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
-    if known_formats is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
+    known_formats = sixteen_bit_layers_config(hub_id, preset.name, scheme)
+    quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME.get(scheme), scheme)
+    leaves_out_attention = scheme.startswith("awq") and _has_linear_attention(preset)
+    if known_formats is None and (scheme in EVERY_LINEAR_LAYER or leaves_out_attention):
         formats_text += " in every linear layer, of which publishers leave some out"
     if is_in_16_bits:
         formats_text = "16 bits"
@@ -274,10 +274,10 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats_text or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
-    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
+    description = {**read_preset(preset.name), "named_checkpoint": hub_id, "notes": (note,)}
     if is_in_16_bits:
         description.pop("quantization_config", None)
         description["dtype"] = "bfloat16"
     if quantization_config is not None:
         description["quantization_config"] = quantization_config
-    return model.name, model.name, description
+    return preset.name, preset.name, description

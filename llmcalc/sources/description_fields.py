@@ -76,16 +76,16 @@ def field_paths(
 
 def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
     """Returns a pydantic model and the models of all nested tables."""
-    models: dict[type[BaseModel], None] = {}
-    unvisited_models = [model]
-    while unvisited_models:
-        visited_model = unvisited_models.pop()
-        if visited_model not in models:
-            models[visited_model] = None
-            unvisited_models += [
-                member_model for field in visited_model.model_fields.values() for member_model in field_members(field)
+    model_classes: dict[type[BaseModel], None] = {}
+    unvisited_classes = [model]
+    while unvisited_classes:
+        visited_class = unvisited_classes.pop()
+        if visited_class not in model_classes:
+            model_classes[visited_class] = None
+            unvisited_classes += [
+                member_class for field in visited_class.model_fields.values() for member_class in field_members(field)
             ]
-    return list(models)
+    return list(model_classes)
 
 
 @cache

@@ -370,10 +370,10 @@ def _advice_on_checkpoint(model_target: str) -> str:
 
     Empty for a name that states no scheme.
     """
-    checkpoint = known_checkpoint(model_target)
-    if checkpoint is None or not checkpoint[1]:
+    preset_and_scheme = known_checkpoint(model_target)
+    if preset_and_scheme is None or not preset_and_scheme[1]:
         return ""
-    model_name, scheme_name = checkpoint[0].name, checkpoint[1]
+    model_name, scheme_name = preset_and_scheme[0].name, preset_and_scheme[1]
     if scheme_name.startswith("ud"):
         return (
             ", and Unsloth's dynamic files have types of their own; expected the .gguf file, or a mix "

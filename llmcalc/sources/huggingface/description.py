@@ -92,8 +92,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)
-    wrapped_type, section_name = family.text_type, family.text_section
-    if wrapped_type is None:
+    wrapped_model_type, section_name = family.text_type, family.text_section
+    if wrapped_model_type is None:
         return "", config_data, model_type
     text_section = config_data.get(section_name)
     if text_section is None and family.text_id_field and config_data.get(family.text_id_field):
@@ -102,13 +102,13 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
-        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
+        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_model_type
     if not isinstance(text_section, dict):
         raise InputError(f"{section_name}: {short_repr(text_section)}; expected a table of fields")
-    text_type = text_section.get("model_type") or wrapped_type
-    if not isinstance(text_type, str):
-        raise InputError(f"{section_name}.model_type: {short_repr(text_type)}; expected the name of a model type")
-    text_type = model_type_of_code_fields(text_section) or usual_name(text_type)
+    text_model_type = text_section.get("model_type") or wrapped_model_type
+    if not isinstance(text_model_type, str):
+        raise InputError(f"{section_name}.model_type: {short_repr(text_model_type)}; expected the name of a model type")
+    text_model_type = model_type_of_code_fields(text_section) or usual_name(text_model_type)
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
         architecture_field = {"architectures": []}
@@ -120,11 +120,11 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         **_text_fields_of_root(family, config_data),
     }
     if family.is_decoder:
-        text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
-    if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
-        path, inner_fields, text_type = text_model_of({**text_fields, "model_type": text_type})
-        return f"{section_name}.{path}", inner_fields, text_type
-    return f"{section_name}.", text_fields, text_type
+        text_fields["architectures"] = [causal_class(text_model_type, f"{section_name}.", config_data)]
+    if text_model_type in FILE_OF and isinstance(text_section.get(family_of(text_model_type).text_section), dict):
+        path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
+        return f"{section_name}.{path}", inner_fields, text_model_type
+    return f"{section_name}.", text_fields, text_model_type
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:

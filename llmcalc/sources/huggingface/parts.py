@@ -619,10 +619,10 @@ def prediction(config: Config, norm: Table | None = None) -> Table:
 
     norm: the norms of a module; an RMSNorm with the config's `rms_norm_eps` by default.
     """
-    module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
+    mtp_module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
-        {"mtp": {"num_nextn_predict_layers": module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
-        if module_count and config.head == "lm"
+        {"mtp": {"num_nextn_predict_layers": mtp_module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
+        if mtp_module_count and config.head == "lm"
         else {}
     )
 

@@ -83,10 +83,14 @@ def wrapper_class(spec: ModelSpec) -> str:
     """
     decoder, known_names = spec.model_copy(update={"towers": {}}), []
     for model_type, family_file in FILE_OF.items():
-        text_type = family_of(model_type).text_type
-        if not text_type or FILE_OF[text_type] != family_file or family_of(text_type).read_model is None:
+        text_model_type = family_of(model_type).text_type
+        if (
+            not text_model_type
+            or FILE_OF[text_model_type] != family_file
+            or family_of(text_model_type).read_model is None
+        ):
             continue
-        if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
+        if find_config(decoder, families=[(text_model_type, family_of(text_model_type))]) is not None:
             known_names += wrapper_names(model_type, lacks_head=False)[:1]
     return known_names[0] if len(known_names) == 1 else ""
 

@@ -41,10 +41,10 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
     }
     feature_width = concatenated_layers * hidden_size
     resampler = qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
-    linear_layer = projector(
+    projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
-    return {"audio_encoder": tower, "projector": linear_layer}
+    return {"audio_encoder": tower, "projector": projector_table}
 
 
 def _count_of_concatenated_layers(config: Config) -> int:

@@ -70,18 +70,18 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     config.require_fields(drop_cls_token=False, depths=None)
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
-    backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
+    backbone_model_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
     field_path_prefix = f"{config.location}backbone_config."
-    if backbone_type == "siglip_vision_model":
-        backbone_config = Config(backbone_fields, SIGLIP, backbone_type, location=field_path_prefix)
+    if backbone_model_type == "siglip_vision_model":
+        backbone_config = Config(backbone_fields, SIGLIP, backbone_model_type, location=field_path_prefix)
         tower = siglip_encoder(backbone_config)
-    elif backbone_type == "aimv2":
+    elif backbone_model_type == "aimv2":
         backbone_config = Config(
-            backbone_fields, AIMV2, backbone_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+            backbone_fields, AIMV2, backbone_model_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
         )
         tower = _aimv2_encoder(backbone_config)
     else:
-        raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+        raise config.error("backbone_config.model_type", backbone_model_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone_config, config)
     backbone_config.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown_fields += backbone_config.unknown_fields

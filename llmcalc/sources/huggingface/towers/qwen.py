@@ -188,14 +188,14 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
 
     position_rows: those of the position embedding. layer_fields: further arguments of `biased_layer`.
     """
-    merged_shape = config.get("merge_kernel_size")
+    merge_kernel_size = config.get("merge_kernel_size")
     if (
-        not isinstance(merged_shape, list | tuple)
-        or [*map(type, merged_shape)] != [int, int]
-        or not merged_shape[0] == merged_shape[1] > 0
+        not isinstance(merge_kernel_size, list | tuple)
+        or [*map(type, merge_kernel_size)] != [int, int]
+        or not merge_kernel_size[0] == merge_kernel_size[1] > 0
     ):
-        raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.integer("hidden_size")
+        raise config.error("merge_kernel_size", merge_kernel_size, "two equal positive numbers")
+    norm, merge_size, hidden_size = layernorm(1e-5), merge_kernel_size[0], config.integer("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}

@@ -91,11 +91,11 @@ def _siglip_text_family() -> Family:
     )
 
 
-def _dual_encoder_family(text_type: str, class_name: str, **root_fields: Any) -> Family:
+def _dual_encoder_family(text_model_type: str, class_name: str, **root_fields: Any) -> Family:
     """Returns the family of a class with a text encoder and an image encoder, such as `CLIPModel`."""
     return Family(
         None,
-        text_type=text_type,
+        text_type=text_model_type,
         tying_source="text",
         tower_file="siglip",
         uncounted_classes=("ForImageClassification", *ENCODERS_ALONE),

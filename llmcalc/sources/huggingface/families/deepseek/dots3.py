@@ -93,8 +93,8 @@ def _window_size(config: Config) -> int:
 
 def _window_sizes(config: Config) -> Table:
     """Returns the sizes of latent attention in window layers, from either form of the config."""
-    saved_config = config.get("per_layer_config")
-    if saved_config is not None:
+    per_layer_config = config.get("per_layer_config")
+    if per_layer_config is not None:
         layer_tables = config.table("per_layer_config")
         first_layer_fields = next(
             (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}

@@ -105,9 +105,9 @@ def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
     if not config.has("num_nextn_predict_layers"):
         uncounted_prediction(config)
         return {}
-    module_count = config.count("num_nextn_predict_layers")
-    if config.has("num_mtp_modules") and config.count("num_mtp_modules") != module_count:
-        config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {module_count}")
+    mtp_module_count = config.count("num_nextn_predict_layers")
+    if config.has("num_mtp_modules") and config.count("num_mtp_modules") != mtp_module_count:
+        config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {mtp_module_count}")
     return add_prediction(config, stack, "sparse-moe", sparse_layer, norm)
 
 

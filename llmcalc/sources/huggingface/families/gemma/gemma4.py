@@ -139,15 +139,15 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
-        width_per_layer = config.integer("hidden_size_per_layer_input")
+        per_layer_width = config.integer("hidden_size_per_layer_input")
         block["per_layer_input"] = {
-            "hidden_size_per_layer_input": width_per_layer,
+            "hidden_size_per_layer_input": per_layer_width,
             "hidden_act": dense_ffn["hidden_act"],
         }
         vocab_per_layer = config.integer("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": vocab_per_layer,
-            "hidden_size_per_layer_input": width_per_layer,
+            "hidden_size_per_layer_input": per_layer_width,
             "norm": norm,
         }
     model_fields = decoder(config, block, norm, stack=stack)
@@ -183,12 +183,12 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
-        width_per_layer: int = require_present(
+        per_layer_width: int = require_present(
             config_values.first_stack.per_layer_embedding
         ).hidden_size_per_layer_input
     except LookupError:
         return 0
-    return width_per_layer
+    return per_layer_width
 
 
 def _has_wider_ffn(config_values: ConfigValues) -> bool:

@@ -105,9 +105,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
-    module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
+    mtp_module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if module_count != 1 or last_full_kind is None or config.head != "lm":
+    if mtp_module_count != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {

@@ -97,7 +97,7 @@ def _linear_attention(config: Config) -> Table:
 def _read_hgrn2(config: Config) -> Table:
     """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
     config.require_fields(use_short_conv=False, elementwise_affine=True)
-    hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
+    hidden_size, has_lower_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
     if key_dim is None:
@@ -111,10 +111,10 @@ def _read_hgrn2(config: Config) -> Table:
         "num_attention_heads": hidden_size // key_dim,
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": key_dim,
-        "lower_bound": has_bounds,
+        "lower_bound": has_lower_bounds,
         "norm_eps": 1e-5,
     }
-    if not has_bounds:
+    if not has_lower_bounds:
         return _decoder(config, mixer)
     attention_layer_count = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
     if attention_layer_count:

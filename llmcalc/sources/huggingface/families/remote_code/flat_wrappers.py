@@ -119,15 +119,15 @@ MINICPM_FIELDS = field_names("""
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava_family(text_type: str, source_url: str) -> Family:
-    """Returns the `Family` of a model class in LLaVA's code. text_type: the text model's type.
+def _llava_family(text_model_type: str, source_url: str) -> Family:
+    """Returns the `Family` of a model class in LLaVA's code. text_model_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`. Their `LlavaLlamaModel` has it
     with its head.
     """
     return Family(
         None,
-        text_type=text_type,
+        text_type=text_model_type,
         text_section="llm_cfg",
         tying_source="text",
         generates_text=True,

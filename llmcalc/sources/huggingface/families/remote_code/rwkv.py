@@ -42,14 +42,14 @@ def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
 
 
 def _with_first_norm(
-    config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_layer_norm: Table | None = None
+    config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_mixing_fields: Table | None = None
 ) -> Table:
-    """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
+    """Returns a model of RWKV's layers. first_mixing_fields: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
     block: Table = layer_table(time_mixing, channel_mixing, norm)
     layer_changes: Table = {
         "input_norm": norm,
-        **({"attention": {**time_mixing, **first_layer_norm}} if first_layer_norm else {}),
+        **({"attention": {**time_mixing, **first_mixing_fields}} if first_mixing_fields else {}),
     }
     stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
