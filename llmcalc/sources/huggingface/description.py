@@ -437,7 +437,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         for family in family_records
         for field_name, tower_notes in family.uncounted_fields.items()
     }
-    encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
+    uncounted_encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
         ignored_field.removeprefix(section_path)
         for ignored_field in family_of(root_model_type).ignored_fields
@@ -445,7 +445,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     )
     config.finish(
         frozenset(nested_fields).union(
-            uncounted_towers, *encoder_tables, *(family_record.ignored_fields for family_record in family_records)
+            uncounted_towers, *uncounted_encoders, *(family_record.ignored_fields for family_record in family_records)
         )
     )
     uncounted_notes = [

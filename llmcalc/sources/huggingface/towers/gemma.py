@@ -131,12 +131,12 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width = config.integer("mm_embed_dim")
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
+    patch_fields = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
     position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
     embedder_table = {
         "type": "patches",
         "hidden_size": embedding_width,
-        "patches": patches,
+        "patches": patch_fields,
         "positions": position_table,
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},

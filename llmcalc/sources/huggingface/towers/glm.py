@@ -66,7 +66,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     hidden_size = config.integer("hidden_size")
     output_width = config.integer("out_hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    patches = {
+    patch_fields = {
         "num_channels": config.integer("in_channels"),
         "temporal_patch_size": config.integer("temporal_patch_size"),
         "bias": True,
@@ -80,7 +80,13 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth_field="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
+        config,
+        block,
+        depth_field="depth",
+        stack=stack,
+        patch_fields=patch_fields,
+        image=image_resizing,
+        **encoder_fields,
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {

@@ -152,7 +152,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     """
     eps, hidden_size = config.number("rms_norm_eps"), config.integer("hidden_size")
     position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
-    patches = {"num_channels": config.integer("num_channels"), "bias": True}
+    patch_fields = {"num_channels": config.integer("num_channels"), "bias": True}
     merge_size = config.integer("spatial_merge_size")
     image_resizing = {
         "type": "smart_resize",
@@ -163,7 +163,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     }
     block = biased_layer(config, layernorm(eps))
     tower = vision_transformer(
-        config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_resizing
+        config, block, patch_fields=patch_fields, positions={"rows": position_rows}, image=image_resizing
     )
     linear_layers = two_linear_layers(
         4 * hidden_size, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden_size

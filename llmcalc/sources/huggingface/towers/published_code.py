@@ -265,13 +265,13 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width_field="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = config.integer_fields("num_channels", "temporal_patch_size")
+    patch_fields = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, has_bias), norm),
         stack={"embedding_norm": norm, **final_norm},
-        patch_fields={**patches, "bias": True},
+        patch_fields={**patch_fields, "bias": True},
     )
     merger = projector(
         hidden_size,

@@ -257,7 +257,7 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         compression_config.integer(field_name) if compression_config.has(field_name) else config.integer(field_name)
         for field_name in ("temporal_patch_size", "spatial_merge_size")
     )
-    patches = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
+    patch_fields = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
     image_resizing = {
         "type": "smart_resize",
         "merge": merge_size,
@@ -267,7 +267,7 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
     }
     layer = biased_layer(config, norm, **ROTARY)
     tower = vision_transformer(
-        config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_resizing
+        config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
     )
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {

@@ -96,12 +96,12 @@ def _attention(config: Config, norm: Table) -> Table:
     config.require("mla_use_output_gate", None, False)
     config.require("attention_sink_bias", None, False)
     config.fields_read.update(("num_key_value_heads", "head_dim", "rope_interleave", "mla_rope_interleaved"))
-    rank = config.optional_integer("q_lora_rank")
+    q_lora_rank = config.optional_integer("q_lora_rank")
     return {
         "type": "latent_context",
         **shared_fields,
         **{field_name: config.integer(field_name) for field_name in LATENT_SIZES if field_name != "q_lora_rank"},
-        **({} if rank is None else {"q_lora_rank": rank}),
+        **({} if q_lora_rank is None else {"q_lora_rank": q_lora_rank}),
     }
 
 

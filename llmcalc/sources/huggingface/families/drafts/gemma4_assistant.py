@@ -37,7 +37,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
         stated_config.require("hidden_size_per_layer_input", 0)
     stated_config.require("num_kv_shared_layers", 0, stated_config.integer("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
-    is_wide = stated_config.flag("use_double_wide_mlp")
+    has_double_wide_mlp = stated_config.flag("use_double_wide_mlp")
     text_config = typed_config(
         {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
         draft_type,
@@ -49,7 +49,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     model_fields = {**family.read_model(text_config), **dropout_of(text_config, family)}
     text_config.finish(family.ignored_fields, config)
     config.notes += text_config.notes
-    _share_target_keys(model_fields["decoder"], is_wide)
+    _share_target_keys(model_fields["decoder"], has_double_wide_mlp)
     target_width = config.integer("backbone_hidden_size")
     model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     model_fields["proposal"] = {"state_size": target_width}
@@ -69,11 +69,11 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     return model_fields
 
 
-def _share_target_keys(stack: Table, is_wide: bool) -> None:
-    """Makes every layer read the target model's keys and values. is_wide: whether FFNs are twice as wide."""
+def _share_target_keys(stack: Table, has_double_wide_mlp: bool) -> None:
+    """Makes every layer read the target model's keys and values. has_double_wide_mlp: whether FFNs have double width."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
-    if is_wide:
+    if has_double_wide_mlp:
         ffn = block["feed_forward"]
         block["feed_forward"] = {**ffn, "intermediate_size": 2 * ffn["intermediate_size"]}
     stack["block"] = block

@@ -144,9 +144,9 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
             "hidden_size_per_layer_input": per_layer_width,
             "hidden_act": dense_ffn["hidden_act"],
         }
-        vocab_per_layer = config.integer("vocab_size_per_layer_input")
+        per_layer_vocab_size = config.integer("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
-            "vocab_size_per_layer_input": vocab_per_layer,
+            "vocab_size_per_layer_input": per_layer_vocab_size,
             "hidden_size_per_layer_input": per_layer_width,
             "norm": norm,
         }

@@ -136,12 +136,14 @@ def _read_jamba(config: Config) -> Table:
         for mixer_name, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
-    layer_pairs = zip(
+    mixer_and_ffn_kinds = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if expert_count > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
+    return mixed_decoder(
+        config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in mixer_and_ffn_kinds]
+    )
 
 
 def _read_bamba(config: Config) -> Table:

@@ -120,10 +120,10 @@ def _read_refined_web(config: Config) -> Table:
         "hidden_act": "gelu",
         **biases(has_bias, "up_bias", "down_bias"),
     }
-    is_grouped = config.model_type == "RefinedWeb"
+    has_grouped_queries = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
-    if is_grouped or config.flag("parallel_attn"):
-        parallel_fields = {"parallel": "separate" if is_grouped else "shared"}
+    if has_grouped_queries or config.flag("parallel_attn"):
+        parallel_fields = {"parallel": "separate" if has_grouped_queries else "shared"}
     return _gpt_decoder(config, mixer, ffn, **parallel_fields)
 
 
