@@ -87,10 +87,8 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = duration_unit(timed_run.seconds)
     seconds_per_unit, bar_start = FACTORS[time_unit], 0.0
-    for time_bound, seconds in timed_run.bounds.items():
-        ax.barh(
-            0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[time_bound], height=HEIGHT
-        )
+    for bound, seconds in timed_run.bounds.items():
+        ax.barh(0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[bound], height=HEIGHT)
         bar_start += seconds
     low_end, high_end = (
         float(timed_run.time_range.low) / seconds_per_unit,
@@ -119,12 +117,12 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
     seconds_per_unit = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
-        for time_bound, seconds in node.seconds_by_bound.items():
+        for bound, seconds in node.seconds_by_bound.items():
             ax.barh(
                 row_index,
                 seconds / seconds_per_unit,
                 left=bar_start / seconds_per_unit,
-                color=BOUNDS[time_bound],
+                color=BOUNDS[bound],
                 height=HEIGHT,
             )
             bar_start += seconds
@@ -148,8 +146,8 @@ def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    time_bounds = [time_bound for time_bound, seconds in timed_run.bounds.items() if seconds]
-    legend_patches = [Patch(color=BOUNDS[time_bound], label=BOUND_NAMES[time_bound]) for time_bound in time_bounds]
+    bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
+    legend_patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():
         ax.figure.legend(handles=legend_patches, loc="outside lower center", ncols=len(legend_patches), **patch_style)

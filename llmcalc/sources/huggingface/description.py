@@ -270,8 +270,8 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     """
     family = family_of(model_type)
     text_section = root_config.get(family.text_section) if family.text_type is not None else None
-    text_tying = text_section.get("tie_word_embeddings") if isinstance(text_section, dict) else None
-    if text_tying is False and model_fields["tie_word_embeddings"] and model_fields["head"]["type"] == "lm":
+    text_ties_embeddings = text_section.get("tie_word_embeddings") if isinstance(text_section, dict) else None
+    if text_ties_embeddings is False and model_fields["tie_word_embeddings"] and model_fields["head"]["type"] == "lm":
         return [
             f"tie_word_embeddings: false in {family.text_section}, and counted as true, as {model_type}'s class has it "
             "beside that section; weights with an lm_head of their own are loaded untied"

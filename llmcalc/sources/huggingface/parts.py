@@ -738,11 +738,11 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     """
     layer_kinds: list[str] = []
     layer_variants: Table = {}
-    kinds_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
+    kind_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for layer_index, (kind_label, layer_changes) in enumerate(layers):
-        variant_name = kinds_by_changes.get(repr(layer_changes))
+        variant_name = kind_by_changes.get(repr(layer_changes))
         if variant_name is None:
-            variant_name = kinds_by_changes[repr(layer_changes)] = (
+            variant_name = kind_by_changes[repr(layer_changes)] = (
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes

@@ -20,17 +20,17 @@ def _read_assistant(config: Config) -> Table:
     return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
-def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
-    """Reads a draft model. draft_type: the model type of the layers.
+def _draft_model(config: Config, draft_model_type: str, usual_values: dict[str, Any]) -> Table:
+    """Reads a draft model. draft_model_type: the model type of the layers.
 
     usual_values: fields of theirs with the value that the class takes.
     """
-    text_fields, family = config.table("text_config"), family_of(draft_type)
-    if text_fields.get("model_type", draft_type) != draft_type:
+    text_fields, family = config.table("text_config"), family_of(draft_model_type)
+    if text_fields.get("model_type", draft_model_type) != draft_model_type:
         raise config.error(
-            "text_config", text_fields["model_type"], f"a table of fields with the model_type {draft_type}"
+            "text_config", text_fields["model_type"], f"a table of fields with the model_type {draft_model_type}"
         )
-    stated_config = typed_config(text_fields, draft_type, family, "lm", "text_config.")
+    stated_config = typed_config(text_fields, draft_model_type, family, "lm", "text_config.")
     for field_name, field_value in usual_values.items():
         stated_config.require(field_name, field_value)
     if "hidden_size_per_layer_input" in family.defaults:
@@ -40,7 +40,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     has_double_wide_mlp = stated_config.flag("use_double_wide_mlp")
     text_config = typed_config(
         {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
-        draft_type,
+        draft_model_type,
         family,
         "lm",
         "text_config.",
@@ -70,7 +70,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
 
 
 def _share_target_keys(stack: Table, has_double_wide_mlp: bool) -> None:
-    """Makes every layer read the target model's keys and values. has_double_wide_mlp: whether FFNs have double width."""
+    """Makes every layer read the target model's keys and values. has_double_wide_mlp: whether FFNs are double-width."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if has_double_wide_mlp:

@@ -68,12 +68,12 @@ def _read_minimax_m3(config: Config) -> Table:
     }
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_layer_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_layer_kinds = _kinds_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
         config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
     )
     if config.has("moe_layer_freq"):
-        ffn_kinds = _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
+        ffn_kinds = _kinds_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
     else:
         ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
@@ -116,7 +116,7 @@ def _swiglu(config: Config, width_field: str) -> Table:
     return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
-def _names_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
+def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Returns a name for each layer, from a config list with 0 or 1 per layer."""
     layer_flags = config.integers(field_name)
     if len(layer_flags) != depth:

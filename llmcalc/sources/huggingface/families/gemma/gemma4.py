@@ -175,7 +175,7 @@ def sliding_attention(config_values: ConfigValues) -> Any:
     ).sizes(config_values.spec.hidden_size)
 
 
-def _full_kv_heads(config_values: ConfigValues) -> int | None:
+def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full-attention layers if they differ from the other layers' number."""
     kv_heads: int | None = full_attention(config_values).num_key_value_heads
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
@@ -207,7 +207,7 @@ FAMILIES = {
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
-            "num_global_key_value_heads": _full_kv_heads,
+            "num_global_key_value_heads": _full_attention_kv_heads,
             "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": shared_layer_count,
             "use_double_wide_mlp": _has_wider_ffn,

@@ -249,13 +249,13 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
     }
     layer_configs = {
-        f"{mixer_name}_{ffn_kind}": {**mixer, "feed_forward": ffn}
-        for mixer_name, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {**mixer, "feed_forward": ffn}
+        for mixer_kind, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     stack = stack_of_kinds(
         layer_configs,
-        [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
+        [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 

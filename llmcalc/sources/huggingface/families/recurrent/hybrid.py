@@ -132,8 +132,8 @@ def _read_jamba(config: Config) -> Table:
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_configs = {
-        f"{mixer_name}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
-        for mixer_name, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
+        for mixer_kind, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     mixer_and_ffn_kinds = zip(
@@ -142,7 +142,7 @@ def _read_jamba(config: Config) -> Table:
         strict=True,
     )
     return mixed_decoder(
-        config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in mixer_and_ffn_kinds]
+        config, layer_configs, [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
     )
 
 

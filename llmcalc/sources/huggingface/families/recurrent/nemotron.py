@@ -138,7 +138,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
     }
     layer_table_by_kind: dict[str, Table] = {}
-    kind_names: list[str] = []
+    layer_variant_names: list[str] = []
     for layer_kind, layer_config in layers:
         layer_fields = {**layer_builders[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
         variant_names = [name for name in layer_table_by_kind if name.partition("_")[0] == layer_kind]
@@ -148,9 +148,9 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
             new_variant_name,
         )
         layer_table_by_kind[variant_name] = layer_fields
-        kind_names.append(variant_name)
-    stack = stack_of_kinds(layer_table_by_kind, kind_names)
-    stack["num_hidden_layers"] = len(kind_names)
+        layer_variant_names.append(variant_name)
+    stack = stack_of_kinds(layer_table_by_kind, layer_variant_names)
+    stack["num_hidden_layers"] = len(layer_variant_names)
     mtp_fields = _prediction(config, stack, norm, layer_builders)
     return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
 

@@ -78,9 +78,9 @@ def _read_plamo3(config: Config) -> Table:
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     window = config.optional_integer("window_size", "sliding_window")
     layer_windows = config.data.get("interleaved_sliding_window")
-    window_period = config.integer("sliding_window_pattern")
+    full_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_layer_kinds = ["sliding" if (layer_index + 1) % window_period else "full" for layer_index in range(depth)]
+    default_layer_kinds = ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (

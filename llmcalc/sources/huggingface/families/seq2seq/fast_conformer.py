@@ -116,21 +116,21 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
     return encoder
 
 
-def parakeet_encoder(config_section: Config) -> Table:
+def parakeet_encoder(section_config: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden_size = config_section.integer("hidden_size")
-    heads = config_section.integer("num_attention_heads")
+    hidden_size = section_config.integer("hidden_size")
+    heads = section_config.integer("num_attention_heads")
     norm = layernorm()
-    has_bias, head_dim = config_section.flag("attention_bias"), config_section.optional_integer("head_dim")
-    kernel_size = config_section.integer("conv_kernel_size")
-    activation = config_section.choice(ACTIVATIONS, "hidden_act")
+    has_bias, head_dim = section_config.flag("attention_bias"), section_config.optional_integer("head_dim")
+    kernel_size = section_config.integer("conv_kernel_size")
+    activation = section_config.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
-        raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
-    config_section.require_if_present("num_key_value_heads", heads)
+        raise section_config.error("conv_kernel_size", kernel_size, "an odd number")
+    section_config.require_if_present("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": config_section.quotient("num_attention_heads", hidden_size, heads)
+        "head_dim": section_config.quotient("num_attention_heads", hidden_size, heads)
         if head_dim is None
         else head_dim,
         "bias": has_bias,
@@ -139,7 +139,7 @@ def parakeet_encoder(config_section: Config) -> Table:
     convolution = {
         "kernel_size": kernel_size,
         "hidden_act": activation,
-        "bias": config_section.flag("convolution_bias"),
+        "bias": section_config.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
         "centred": True,
@@ -147,14 +147,14 @@ def parakeet_encoder(config_section: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(config_section.integer("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(section_config.integer("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": config_section.integer("num_hidden_layers"),
+        "num_hidden_layers": section_config.integer("num_hidden_layers"),
         "hidden_size": hidden_size,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(config_section)},
+        "stem": {"type": "spectrum", "subsampling": _subsampling(section_config)},
         "block": block,
     }
 
