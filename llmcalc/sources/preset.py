@@ -224,5 +224,5 @@ def name_in_errors(preset: Preset | None) -> Iterator[None]:
     except InputError as error:
         if preset is None:
             raise
-        source_name = "standard input" if preset.typed_name == STDIN else preset.typed_name
-        raise InputError(f"{source_name}: {error}") from None
+        target_name = "standard input" if preset.typed_name == STDIN else preset.typed_name
+        raise InputError(f"{target_name}: {error}") from None

@@ -138,8 +138,10 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         "temporal_patch_size": config.integer("temporal_patch_size"),
     }
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
-    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
+    has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(
+        text_hidden_size, activation, has_bias, root_config.integer("projector_hidden_size")
+    )
     merge_size = config.integer("spatial_merge_size")
     merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}

@@ -102,7 +102,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _latent_attention(config: Config, indexer_table: Table, other_fields: Table) -> Table:
+def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
@@ -110,7 +110,7 @@ def _latent_attention(config: Config, indexer_table: Table, other_fields: Table)
         "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer_table,
-        **other_fields,
+        **latent_fields,
     }
 
 
