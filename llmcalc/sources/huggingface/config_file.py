@@ -102,22 +102,20 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     quantises the KV cache alone.
     Raises `InputError` for a file that cannot be read or that has no table `quantization_table`.
     """
-    quantization_file = path.with_name(QUANTIZATION_FILE)
+    file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
     is_stated = any(config_section.get("quantization_config") is not None for config_section in config_sections)
-    if path.name != "config.json" or is_stated or not quantization_file.exists():
+    if path.name != "config.json" or is_stated or not file.exists():
         return {}, []
-    quantization_table = read_json(quantization_file).get("quantization")
+    quantization_table = read_json(file).get("quantization")
     if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{quantization_file}: quantization: {short_repr(quantization_table)}; expected a table of fields, as ModelOpt writes it"
+            f"{file}: quantization: {short_repr(quantization_table)}; expected a table of fields, as ModelOpt writes it"
         )
     if quantization_table.get("quant_algo") is None:
-        return {}, [
-            f"{quantization_file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"
-        ]
+        return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
     return {"quantization_config": {**quantization_table, "quant_method": "modelopt"}}, [
-        f"quantization_config: not in the config; taken from {quantization_file.name} beside it"
+        f"quantization_config: not in the config; taken from {file.name} beside it"
     ]
 
 
@@ -132,11 +130,11 @@ def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, An
 
     Raises `InputError` for a file that cannot be read.
     """
-    artifact_file = path.with_name(ARTIFACT_FILE)
+    file = path.with_name(ARTIFACT_FILE)
     needs_size = _is_colbert(config) and config.get(PROJECTION_FIELD) is None
-    if path.name != "config.json" or not needs_size or not artifact_file.exists():
+    if path.name != "config.json" or not needs_size or not file.exists():
         return {}
-    vector_size = read_json(artifact_file).get("dim")
+    vector_size = read_json(file).get("dim")
     return {} if vector_size is None else {PROJECTION_FIELD: vector_size}
 
 
