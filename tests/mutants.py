@@ -73,8 +73,8 @@ MUTANTS = (
     ),
     Mutant(
         "sources/huggingface/parts.py",
-        "rotary_share = default_share if rotary_share is None else rotary_share",
-        "rotary_share = default_share",
+        "rotary_fraction = default_rotary_fraction if rotary_fraction is None else rotary_fraction",
+        "rotary_fraction = default_rotary_fraction",
     ),
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
