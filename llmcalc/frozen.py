@@ -63,11 +63,11 @@ def _lazily_compiled_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         method_globals: dict[str, Any] = {}
         exec(method_source(cls, method_globals), method_globals)
-        compiled_methods = method_globals[method_name]
-        compiled_methods.__qualname__ = f"{cls.__qualname__}.{method_name}"
+        compiled_method = method_globals[method_name]
+        compiled_method.__qualname__ = f"{cls.__qualname__}.{method_name}"
         if vars(cls)[method_name] is method:
-            setattr(cls, method_name, compiled_methods)
-        return compiled_methods(self, *args, **kwargs)
+            setattr(cls, method_name, compiled_method)
+        return compiled_method(self, *args, **kwargs)
 
     return method
 

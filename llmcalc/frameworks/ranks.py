@@ -224,8 +224,10 @@ class Cluster:
         """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
         memory_use = self.memory.states
         framework_evidence = self.framework.evidence_for(self.layout, self.trains)
-        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
-        evidence = framework_evidence.run(evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer)
+        optimizer_name = None if memory_use.optimizer is None else memory_use.optimizer.name
+        evidence = framework_evidence.run(
+            evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer_name
+        )
         return evidence if framework_evidence.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
@@ -307,7 +309,7 @@ def _with_frozen_model(
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}
 
-    tensors, *other_terms = device_memory.terms
+    tensors_term, *other_terms = device_memory.terms
     return replace(
         device_memory,
         exact_bytes=device_memory.exact_bytes + frozen_bytes,
@@ -317,9 +319,16 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
         moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
-        terms=(tensors, MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
+        terms=(
+            tensors_term,
+            MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source),
+            *other_terms,
+        ),
     )
 
 

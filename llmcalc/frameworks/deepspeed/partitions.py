@@ -104,5 +104,5 @@ def module_path_of(parameter_path: Path) -> Path:
 
 def _layer_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
-    index_positions = [i for i, part in enumerate(parameter_path) if type(part) is int]
+    index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

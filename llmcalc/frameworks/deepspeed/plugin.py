@@ -76,8 +76,12 @@ def read_trainer(
 ) -> LaunchSettings:
     """Returns the DeepSpeed run of the Trainer's arguments."""
     reader.refuse_groups(config)
-    argument = config["deepspeed"]
-    deepspeed_table = argument if isinstance(argument, Mapping) else reader.fetch_tables("deepspeed", argument, FILE)
+    deepspeed_argument = config["deepspeed"]
+    deepspeed_table = (
+        deepspeed_argument
+        if isinstance(deepspeed_argument, Mapping)
+        else reader.fetch_tables("deepspeed", deepspeed_argument, FILE)
+    )
     format_flags = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **format_flags})
     settings = {

@@ -102,8 +102,10 @@ class PartitionedRun(ZeroRun):
         element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(start_offset, elements, self.partition_size)
-            for weight, start_offset, elements in zip(ordered_parameters, start_offsets, element_counts, strict=True)
+            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
+            for weight, start_offset, parameter_elements in zip(
+                ordered_parameters, start_offsets, element_counts, strict=True
+            )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank

@@ -286,9 +286,9 @@ class ParamGroup:
         gathered_bytes = self.gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shard_count > 1:
-            for backward in (False, True) if self.reshards else (False,):
+            for is_backward in (False, True) if self.reshards else (False,):
                 yield Collective(
-                    self.name, "all_gather", "dp", sharding.shard_count, backward, gathered_bytes, microbatches
+                    self.name, "all_gather", "dp", sharding.shard_count, is_backward, gathered_bytes, microbatches
                 )
         if sharding.shard_count > 1 and trained_elements:
             yield Collective(
@@ -532,9 +532,9 @@ class ParamGroup:
         ):
             reduce_output = Storage(comm.meter, buffer_bytes)
             if sharding.shard_count > 1:
-                whole_bytes = buffer_bytes * sharding.shard_count
+                unsharded_bytes = buffer_bytes * sharding.shard_count
                 comm.collectives.append(
-                    Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, whole_bytes)
+                    Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, unsharded_bytes)
                 )
             if sharding.replicas > 1:
                 comm.collectives.append(

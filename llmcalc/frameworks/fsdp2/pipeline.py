@@ -96,9 +96,9 @@ class ShardedChunk(ModelChunk):
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp_settings.outer_keys and (
-            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
+            refusal_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
         ):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp_settings.outer_keys)
         self.gathers: bool = False
         self.schedule_settings = sharded_setup.schedule_settings

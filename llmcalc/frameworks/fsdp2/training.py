@@ -150,13 +150,13 @@ def torchtitan_training(
         training_config = replace(
             training_config, kernel_choices=replace(training_config.kernel_choices, compiled_loss=False)
         )
-    is_divisible = has_separate_head and no_head_group_reason(spec, training_config) == ""
+    has_head_group = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
         keeps_last_layer_gathered=not has_separate_head,
         reduces_each_microbatch=settings.reduces_each_microbatch,
-        outer_groups=settings.outer_groups if is_divisible else "together",
+        outer_groups=settings.outer_groups if has_head_group else "together",
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
         frozen_format=frozen_format,
@@ -335,8 +335,8 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.outer_keys and (sharing_reason := no_head_group_reason(spec, training_config)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
+        if fsdp_settings.outer_keys and (refusal_reason := no_head_group_reason(spec, training_config)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_keys)
 
     @property

@@ -216,8 +216,8 @@ def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
     if options.intersection(PEFT_OPTIONS):
         return "trl sft"
     script_match = TRL_SCRIPT.fullmatch(script_path)
-    is_of_trl = options.issuperset(TRL_OPTIONS) and "--do_train" not in options
-    return f"trl {script_match[1]}" if script_match and (TRL_FOLDER.search(script_path) or is_of_trl) else ""
+    is_trl_script = options.issuperset(TRL_OPTIONS) and "--do_train" not in options
+    return f"trl {script_match[1]}" if script_match and (TRL_FOLDER.search(script_path) or is_trl_script) else ""
 
 
 def _without_separator(command_words: list[str]) -> list[str]:

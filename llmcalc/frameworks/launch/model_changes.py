@@ -117,8 +117,8 @@ def _is_model_call(expression: ast.expr) -> bool:
     """Whether an expression returns the trained model: a call that loads or converts the model, or adds adapters."""
     while isinstance(expression, ast.Call):
         called_name = dotted_name_of(expression.func)
-        method = called_name.rpartition(".")[2]
-        if method in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+        method_name = called_name.rpartition(".")[2]
+        if method_name in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
             return re.search(r"okenizer|Processor|Config\.", called_name) is None
         expression = expression.func.value if isinstance(expression.func, ast.Attribute) else expression.func
     return False
@@ -142,8 +142,8 @@ def _add_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
     """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
-    imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
-    peft_names = {alias.name for node in imports if (node.module or "").startswith("peft") for alias in node.names}
+    import_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
+    peft_names = {alias.name for node in import_nodes if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
         called_name, class_name = dotted_name_of(call.func), _called_name(call)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
@@ -174,18 +174,18 @@ def _add_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: 
         if isinstance(target, ast.Name)
     }
     for call in calls:
-        argument_pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+        optimizers_node = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
         if (
             not _called_name(call).endswith("Trainer")
-            or not isinstance(argument_pair, ast.Tuple | ast.List)
-            or not argument_pair.elts
+            or not isinstance(optimizers_node, ast.Tuple | ast.List)
+            or not optimizers_node.elts
         ):
             continue
-        optimizer = argument_pair.elts[0]
-        if isinstance(optimizer, ast.Constant) and optimizer.value is None:
+        optimizer_node = optimizers_node.elts[0]
+        if isinstance(optimizer_node, ast.Constant) and optimizer_node.value is None:
             continue
-        class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
-        class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
+        class_name = _called_name(optimizer_node) if isinstance(optimizer_node, ast.Call) else ""
+        class_name = class_name or created_optimizers.get(dotted_name_of(optimizer_node), "")
         if class_name in OPTIMIZER_CLASSES:
             model_changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
         else:
@@ -277,7 +277,7 @@ def _replaces_layers(statement: ast.AST, model_names: Collection[str]) -> bool:
         targets = statement.targets
     for target in targets:
         target_node = target.value if isinstance(target, ast.Subscript) else target
-        owner_name, _, path = dotted_name_of(target_node).partition(".")
-        if owner_name in model_names and path.rpartition(".")[2] in LAYER_LISTS:
+        owner_name, _, attribute_path = dotted_name_of(target_node).partition(".")
+        if owner_name in model_names and attribute_path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

@@ -100,14 +100,14 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
-    replaced_values = {
+    option_overrides = {
         option: OptionOverride(option_value, _file_value(launched_run, option))
         for option, option_value in options.items()
     }
     changed_launch = replace(
         launched_run,
         settings={**option_values, **settings},
-        option_overrides=replaced_values,
+        option_overrides=option_overrides,
         keeps_checkpoint_format=launched_run.keeps_checkpoint_format and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
@@ -129,14 +129,14 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             trains_adapters = "lora_rank" in settings and "dtype" in settings
             settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
-        is_default = framework_record.name == WITHOUT_A_NAME
+        is_default_framework = framework_record.name == WITHOUT_A_NAME
         return replace(
             launched_run,
             framework=framework_record.name,
             layout=layout_of(layout_request),
             settings=settings,
-            own_settings=launched_run.own_settings if is_default else None,
-            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default,
+            own_settings=launched_run.own_settings if is_default_framework else None,
+            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default_framework,
         )
     if framework_name not in (None, launched_run.framework):
         framework_title = framework(launched_run.framework).title

@@ -77,18 +77,18 @@ def read_launch(
             read_text=_text_reader(TYPED_COMMAND, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
-    typed_text = typed_launch(str(launch_path))
-    name_in_errors = Path(typed_text.path)
+    typed_parts = typed_launch(str(launch_path))
+    name_in_errors = Path(typed_parts.path)
     return launch_of(
         read_launch_text(name_in_errors),
-        typed_text.path,
+        typed_parts.path,
         world_size,
         allows_unknown,
         release_date=release_date,
         gpu_name=gpu_name,
         launch_folder=name_in_errors.parent,
-        shell_variables=typed_text.variables,
-        arguments=typed_text.arguments,
+        shell_variables=typed_parts.variables,
+        arguments=typed_parts.arguments,
         options=options,
     )
 
@@ -393,9 +393,9 @@ def _read_training_command(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
                 )
     for program_line in command_lines:
-        config_words = config_file_and_words(program_line)
-        if config_words is not None:
-            return _read_config(config_words[0], program_line, source_of_command(program_line), options)
+        config_file_and_range = config_file_and_words(program_line)
+        if config_file_and_range is not None:
+            return _read_config(config_file_and_range[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
             recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
@@ -473,12 +473,12 @@ def _read_by_arguments(
 
 def _read_python_of_command(
     command_lines: Sequence[CommandLine],
-    start_source: Callable[[CommandLine], LaunchSource],
+    source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
     for program_line in command_lines:
-        source_file = start_source(program_line)
+        source_file = source_function(program_line)
         if not program_line.path or is_unresolved(program_line.path):
             continue
         try:
@@ -561,11 +561,11 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
     def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
             return fetch_table(file_name)
-        file_text, error_name = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
+        file_text, name_in_error = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
-            raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
-        return _parse_table(file_text, error_name)
+            raise InputError(f"{name_in_error}: {unresolved_reason(unknown_word)}")
+        return _parse_table(file_text, name_in_error)
 
     return replace(source_file, read_text=read_text_file, fetch_table=read_table)
 
@@ -583,7 +583,11 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
     installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program),
+        (
+            file_kind
+            for file_kind in launch_file_kinds()
+            if file_kind.launcher and file_kind.launcher == installed_program
+        ),
         None,
     )
 

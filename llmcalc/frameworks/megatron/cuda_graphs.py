@@ -23,5 +23,5 @@ def captures_step(implementation: str, modules: Collection[str]) -> bool:
 
 def layer_graphs_note(pipeline_stages: int) -> str:
     """Returns a note that the memory of layers' CUDA graphs is not counted."""
-    more_memory = "a few GB more, at times over 10" if pipeline_stages > 1 else "a few GB more"
-    return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {more_memory}"
+    extra_memory_text = "a few GB more, at times over 10" if pipeline_stages > 1 else "a few GB more"
+    return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {extra_memory_text}"

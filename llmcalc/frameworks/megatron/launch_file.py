@@ -193,12 +193,12 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         if world_size > 1:
             devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
-    fewest_devices = smallest_world_size(settings)
-    if world_size % fewest_devices:
+    smallest_device_count = smallest_world_size(settings)
+    if world_size % smallest_device_count:
         raise reader.argument_error(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
-            f"--devices {fewest_devices}, or a multiple of it",
+            f"--devices {smallest_device_count}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
@@ -217,7 +217,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         reader.refuse(flag, refusal_reason)
-    if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
+    if settings.spec is not None and not any(layer_word in " ".join(settings.spec) for layer_word in KNOWN_LAYERS):
         reader.refuse("--spec", "layers of its own")
     if settings.fp8_format is not None:
         reader.notes.append(
@@ -260,24 +260,24 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    group_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    tp_cp_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
     moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
-    if group_devices <= 0 or moe_ranks <= 0:
-        return max(1, group_devices * settings.pp)
+    if tp_cp_devices <= 0 or moe_ranks <= 0:
+        return max(1, tp_cp_devices * settings.pp)
     return (
-        group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instance_count) * max(1, settings.pp)
+        tp_cp_devices * math.lcm(moe_ranks // math.gcd(tp_cp_devices, moe_ranks), instance_count) * max(1, settings.pp)
     )
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
+    layers_per_stage, stage_count = settings.stage_layers, layout.pp * layout.vpp
     layer_count = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
-    if stage_sizes is not None and sum(stage_sizes) != settings.layers:
+    if layers_per_stage is not None and sum(layers_per_stage) != settings.layers:
         raise InputError(
-            f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
+            f"--pipeline-model-parallel-layout: {sum(layers_per_stage)} layers in all; expected {settings.layers}"
         )
-    if stage_sizes is None and layer_count % stage_count:
+    if layers_per_stage is None and layer_count % stage_count:
         raise InputError(
             f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layer_count} layers; expected a "
             "divisor"

@@ -154,11 +154,11 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, splits_by_previous)
         if recorded_chunks is not None:
             pass_traces, chunk_records = recorded_chunks
-            first_layer_indices = [model_chunk.layers_before for model_chunk in chunk_records]
+            first_layer_indices = [recorded_chunk.layers_before for recorded_chunk in chunk_records]
             return RecordedRank(
                 pass_traces,
                 first_layer_indices,
-                [model_chunk.parameters for model_chunk in chunk_records],
+                [recorded_chunk.parameters for recorded_chunk in chunk_records],
                 splits_by_previous,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
@@ -166,7 +166,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         pass_traces = record_passes(rank_run, recorder, is_last_stage, splits_by_previous).traces()
     except NotRepeatingError:
         return RecordedRank(None, (), ())
-    first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    first_layer_indices = [recorded_chunk.lowering.first_layer_index for recorded_chunk in rank_run.chunks]
     return RecordedRank(
         pass_traces, first_layer_indices, [chunk.parameters for chunk in rank_run.chunks], splits_by_previous
     )

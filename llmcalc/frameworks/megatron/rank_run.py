@@ -235,9 +235,7 @@ class RankRun:
                 weights_by_chunk[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *extra_copy_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
-                    self.persistent_storages += [
-                        self.storage(table_bytes, "weights") for table_bytes in extra_copy_sizes
-                    ]
+                    self.persistent_storages += [self.storage(copy_bytes, "weights") for copy_bytes in extra_copy_sizes]
         self.rope_tables = [
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
@@ -315,11 +313,11 @@ class RankRun:
     ) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
-        for expert in (False, True):
+        for is_expert in (False, True):
             parameters = [
                 parameter
                 for parameter in model_chunk.parameters
-                if parameter.is_expert is expert and parameter.is_trained
+                if parameter.is_expert is is_expert and parameter.is_trained
             ]
             is_layout_sharded = self.sharding == "layout"
             muon_matrices = [
@@ -329,11 +327,11 @@ class RankRun:
                 parameter for parameter in parameters if not (is_layout_sharded and is_updated_by_muon(parameter))
             ]
             if muon_matrices:
-                yield pack_buffer(muon_matrices, expert, self.settings, self.layout, bucket_elements)
+                yield pack_buffer(muon_matrices, is_expert, self.settings, self.layout, bucket_elements)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
                 buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
                 yield make_buffer(
-                    buffer_parameters, expert, self.settings, self.layout, bucket_elements, is_tied, is_distributed
+                    buffer_parameters, is_expert, self.settings, self.layout, bucket_elements, is_tied, is_distributed
                 )
 
     def _make_rope_tables(self) -> None:
@@ -345,7 +343,7 @@ class RankRun:
         settings = self.settings
         if settings.is_latent:
             is_yarn = (settings.rope_type or "yarn") == "yarn"
-            for _ in range(self._attention_layers() if is_yarn else 0):
+            for _ in range(self._latent_attention_layer_count() if is_yarn else 0):
                 rope_dim = settings.qk_pos_emb_head_dim
                 self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)]
         elif settings.position_type == "rope":
@@ -355,7 +353,7 @@ class RankRun:
                 )
             )
 
-    def _attention_layers(self) -> int:
+    def _latent_attention_layer_count(self) -> int:
         """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
@@ -373,7 +371,7 @@ class RankRun:
         self.has_rope_tables = True
         table_bytes = (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim
         is_yarn = (settings.rope_type or "yarn") == "yarn"
-        for i in range(self._attention_layers()):
+        for i in range(self._latent_attention_layer_count()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
@@ -480,13 +478,15 @@ class RankRun:
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
-        recorder = self.passes
+        pass_recorder = self.passes
 
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
         output = (
-            run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
+            run_forward()
+            if pass_recorder is None
+            else pass_recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
         )
         if self.retains:
             self.batches.append(batch)

@@ -68,7 +68,7 @@ class RecordedChunk:
     def allocated_in_forward(self) -> Names:
         """The names of such tensors that a forward pass allocates."""
         forward_storages = _allocated_in_forward(self.passes)
-        return frozenset(name for name, numbers in self.storages.items() if numbers[0] in forward_storages)
+        return frozenset(name for name, storage_ids in self.storages.items() if storage_ids[0] in forward_storages)
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
@@ -93,7 +93,7 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({number for name in allocated_before for number in self.storages[name]})
+            return self.passes.traces({storage_id for name in allocated_before for storage_id in self.storages[name]})
         except NotRepeatingError:
             return None
 
@@ -123,7 +123,7 @@ def record_chunks(
     if rank != first_rank and rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank, rank_run = first_rank, RankRun(spec, settings, first_rank, EventRecorder())
     chunk_count = len(rank_run.chunks)
-    chunk_list = [
+    recorded_chunks = [
         _recorded_chunk(
             spec,
             settings,
@@ -135,21 +135,27 @@ def record_chunks(
         )
         for chunk_number in range(chunk_count)
     ]
-    if chunk_count > 1 and _replaces_gather_buffer(chunk_list):
+    if chunk_count > 1 and _replaces_gather_buffer(recorded_chunks):
         return None
     empty_names: Names = frozenset()
     forward_names = list(
-        accumulate((model_chunk.allocated_in_forward for model_chunk in chunk_list), or_, initial=empty_names)
+        accumulate(
+            (recorded_chunk.allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
+        )
     )
     backward_names = list(
-        accumulate((model_chunk.names for model_chunk in reversed(chunk_list)), or_, initial=forward_names[chunk_count])
+        accumulate(
+            (recorded_chunk.names for recorded_chunk in reversed(recorded_chunks)),
+            or_,
+            initial=forward_names[chunk_count],
+        )
     )
     pass_traces: dict[PassCase, PassTrace] = {}
-    for chunk_number, chunk in enumerate(chunk_list):
+    for chunk_number, chunk in enumerate(recorded_chunks):
         pass_traces |= chunk.traces(
             chunk_number, forward_names[chunk_number], backward_names[chunk_count - 1 - chunk_number]
         )
-    return pass_traces, chunk_list
+    return pass_traces, recorded_chunks
 
 
 _chunks: dict[tuple[object, ...], RecordedChunk] = {}
@@ -313,8 +319,8 @@ def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_st
         parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
         passes=RecordedPasses(*shortened_passes.extended_passes()),
         storages={
-            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
-            for tensor_name, storage_numbers in shortened_chunk.storages.items()
+            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_ids))
+            for tensor_name, storage_ids in shortened_chunk.storages.items()
         },
     )
 
@@ -345,8 +351,8 @@ def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) 
         [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
         for repeat_number in range(layer_stack.repeats)
     ]
-    for recorded_repeat, repeated_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
-        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated_repeat)):
+    for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
+        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, copied_repeat)):
             raise NotRepeatingError
     return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
 

@@ -456,9 +456,10 @@ class MegatronSettings(MegatronArguments):
             if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
             if not group_count >= selected_group_count >= self.moe_router_topk * group_count / self.num_experts:
-                least_groups = -(-self.moe_router_topk * group_count // self.num_experts)
+                smallest_group_count = -(-self.moe_router_topk * group_count // self.num_experts)
                 self._reject_value(
-                    "moe_router_group_topk", f"{least_groups} to {group_count} of --moe-router-num-groups {group_count}"
+                    "moe_router_group_topk",
+                    f"{smallest_group_count} to {group_count} of --moe-router-num-groups {group_count}",
                 )
             if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(

@@ -71,8 +71,8 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     return (
         [
             4 * tensor_count
-            for tensors in (3, 2)
-            for tensor_count in (tensors, tensors * kernel_choices.amax_history_length)
+            for tensors_of_group in (3, 2)
+            for tensor_count in (tensors_of_group, tensors_of_group * kernel_choices.amax_history_length)
         ]
         if kernel_choices.fp8_recipe == "delayed"
         else []
@@ -98,7 +98,9 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
+        )
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
@@ -168,8 +170,8 @@ class Fp8Kernels(DeltaKernels):
 
     def quantize_weight(self, weight: Tensor) -> None:
         """Allocates a weight's 8-bit copy and scales at the first use, and never frees them."""
-        data_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
-        self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
+        buffer_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
+        self.persistent.keep_quantized_weight(weight, [*buffer_sizes, *state_sizes(self.rank_choices)])
 
     @property
     def gathers_rowwise_only(self) -> bool:
@@ -345,7 +347,7 @@ class Fp8Kernels(DeltaKernels):
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
         follows_attention = any(
-            gate_layer.verb == "attention" for gate_layer in direct_steps(self.module_of_step[id(operation)])
+            module_step.verb == "attention" for module_step in direct_steps(self.module_of_step[id(operation)])
         )
         saves_16_bits = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_16_bits, self.rank_choices.sequence_parallel)
@@ -362,28 +364,28 @@ class Fp8Kernels(DeltaKernels):
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(
-        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_divided: bool
+        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_scattered: bool
     ) -> Tensor:
         """Runs a linear layer with 8-bit inputs.
 
-        saves_16_bits: whether the saved input has 16 bits. is_divided: whether output rows are reduce-scattered.
+        saves_16_bits: whether the saved input has 16 bits. is_scattered: whether output rows are reduce-scattered.
         """
         (n_rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(n_rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        uses_user_buffers = self.rank_choices.has_user_buffers and is_divided
+        uses_user_buffers = self.rank_choices.has_user_buffers and is_scattered
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(self.local_rows(n_rows) if uses_user_buffers else n_rows, n_out)
-        if is_divided and not uses_user_buffers:
+        if is_scattered and not uses_user_buffers:
             layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if uses_user_buffers:
                 quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
-            elif is_divided:
+            elif is_scattered:
                 local_gradients = [
                     self.quantize(self.local_rows(n_rows), n_out, by_columns=not self.gathers_rowwise_only)
                 ]
@@ -402,7 +404,7 @@ class Fp8Kernels(DeltaKernels):
             requantized_input.clear()
             if not saves_16_bits:
                 saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(inputmat_total)
-            if is_divided:
+            if is_scattered:
                 quantized_gradients.clear()
             return [input_gradient, weight_gradient]
 

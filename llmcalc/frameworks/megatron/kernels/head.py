@@ -103,8 +103,8 @@ class HeadKernels(ElementwiseKernels):
         assert stack_output is not None
         if any(
             encoder_value.rows != stack_input.rows
-            for layer_kind in layer_scopes
-            for operation in layer_kind.steps()
+            for layer_scope in layer_scopes
+            for operation in layer_scope.steps()
             for encoder_value in self._encoder_inputs(operation)
         ):
             raise self.unsupported(
@@ -290,12 +290,12 @@ class HeadKernels(ElementwiseKernels):
         is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
         row_max = self.new_row_statistics(n_rows)
-        mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
-        target_indices = autograd_graph.new_tensor((n_rows, 1), INT64)
-        target_index = autograd_graph.new_tensor((n_rows, 1), INT64)
+        target_mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
+        masked_target = autograd_graph.new_tensor((n_rows, 1), INT64)
+        masked_target_1d = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_logits = self.new_row_statistics(n_rows)
         exp_sums = self.new_row_statistics(n_rows)
-        del row_max, target_index
+        del row_max, masked_target_1d
         loss = self.new_row_statistics(n_rows)
         del target_logits, exp_sums
 
@@ -307,5 +307,5 @@ class HeadKernels(ElementwiseKernels):
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.record_node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
+        self.record_node("cross_entropy", (logits,), [loss], backward, logits_fp32, target_mask, masked_target)
         return loss

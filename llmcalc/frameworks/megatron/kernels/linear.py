@@ -423,13 +423,13 @@ class LinearKernels(RankKernels):
         if bias is not None:
             output = self.empty_like(output)
 
-        chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
+        chunk_input = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)
             layer_input = saved_tensors[0]
             if is_deferred and layer_input is not None:
-                self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
+                self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_input))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             del layer_input

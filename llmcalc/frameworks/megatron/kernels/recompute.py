@@ -235,14 +235,14 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         if not alternative_items or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
             super().run_items(items)
             return
-        forms_index = items.index(alternative_items[0])
+        branches_index = items.index(alternative_items[0])
         branch_items = self.choose_branch(alternative_items[0]).items
         attention_index = next(
             i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
         )
         attention = branch_items[attention_index]
         assert isinstance(attention, Step)
-        preceding_steps = [module_item for module_item in items[:forms_index] if isinstance(module_item, Step)]
+        preceding_steps = [module_item for module_item in items[:branches_index] if isinstance(module_item, Step)]
         down_projections = [
             operation
             for operation in preceding_steps
@@ -297,7 +297,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         if discarded_outputs is not None:
             attention_output = attention.output_values[0]
             self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
-        super().run_items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
+        super().run_items([*branch_items[attention_index + 1 :], *items[branches_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""
