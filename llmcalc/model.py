@@ -157,19 +157,23 @@ class ModelSpec(Part):
 
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
-        kernel, head = self.embedding_kernel, self.head
-        is_projected = self.embedding_size is not None and self.main.input_size is None and kernel is None
+        embedding_kernel, head = self.embedding_kernel, self.head
+        is_projected = self.embedding_size is not None and self.main.input_size is None and embedding_kernel is None
         if self.tied_projection and (not is_projected or self.kind == "encoder-decoder"):
             raise ValueError(
                 "tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false"
             )
         is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
-        if kernel is not None and (not is_supported or kernel % 2 == 0):
+        if embedding_kernel is not None and (not is_supported or embedding_kernel % 2 == 0):
             raise ValueError(
                 "embedding_kernel: an odd number, of an encoder with an embedding_size and no input_size; expected none"
             )
         has_narrow_embedding = self.embedding_size is not None and self.embedding_size < self.hidden_size
-        if isinstance(head, LMHead) and head.more_columns and not (has_narrow_embedding and kernel is not None):
+        if (
+            isinstance(head, LMHead)
+            and head.more_columns
+            and not (has_narrow_embedding and embedding_kernel is not None)
+        ):
             raise ValueError(
                 "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
             )
@@ -356,9 +360,11 @@ class ModelSpec(Part):
         """
         recorder = Flow() if flow is None else flow
         recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
-        hidden_axis, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        hidden_axis, vocab_axis = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         token_axis = (
-            vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
+            vocab_axis
+            if self.additional_vocab_size is None
+            else Axis("vocab", self.vocab_size + self.additional_vocab_size)
         )
         embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
@@ -378,7 +384,7 @@ class ModelSpec(Part):
                 "embed_tokens", token_axis, embedding_axis, of=source_rows, kind="embedding", role=weight_role
             )
         if self.unused_embedding is not None:
-            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
+            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab_axis)
         x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden_axis)
         for stack_name, stack in self.stacks():
             recorder.causal = stack_name == "decoder"
@@ -401,7 +407,7 @@ class ModelSpec(Part):
                     stack_scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
-            self._record_output(recorder, x, vocab, embedding_axis, embedding_table)
+            self._record_output(recorder, x, vocab_axis, embedding_axis, embedding_table)
         return recorder
 
     @property

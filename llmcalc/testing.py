@@ -98,8 +98,8 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
             if wrong_layers:
                 layer_index, param_count = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(param_count - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
-                    "differ"
+                    f"{units.difference(param_count - expected_params)}; {len(wrong_layers)} of {node.repeat} such "
+                    "layers differ"
                 )
                 problem_lines.append(
                     f"  {list_name}.{layer_index}: {param_count:,}, the spec's {node.path_segment} {expected_params:,} "

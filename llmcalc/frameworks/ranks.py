@@ -70,9 +70,9 @@ class Cluster:
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
-        framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
+        selected_framework = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(
-            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), framework_record
+            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), selected_framework
         )
 
     @property
@@ -198,10 +198,10 @@ class Cluster:
             device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
         )
         device_memory = memory_with_evidence(device_memory, self.evidence)
-        frozen = self.run.frozen
-        if frozen is not None:
+        frozen_model = self.run.frozen
+        if frozen_model is not None:
             run_memory = device_memory
-            for frozen_part in frozen.parts:
+            for frozen_part in frozen_model.parts:
                 device_memory = _with_frozen_model(
                     device_memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory)
                 )
@@ -210,8 +210,8 @@ class Cluster:
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
         """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
-        keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
-        if self.layout.dp < self.layout.world_size or not keeps_on_host:
+        has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
+        if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
         training_config = self.memory.training()
         host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)

@@ -186,8 +186,8 @@ class ParameterCoordinator:
         """Starts gathering the next parameters of the trace, up to the prefetch limit."""
         unfetched_count = sum(parameter.fetched < self.step for parameter in module_parameters)
         for _ in range(min(unfetched_count, len(self.queue))):
-            parameter, next_use = self.queue.popleft()
-            parameter.fetched = next_use
+            parameter, next_use_step = self.queue.popleft()
+            parameter.fetched = next_use_step
         element_limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
@@ -195,8 +195,8 @@ class ParameterCoordinator:
         prefetched_parameters: list[Parameter] = []
         element_count = 0
         while self.queue and element_count < element_limit:
-            parameter, next_use = self.queue.popleft()
-            parameter.fetched = max(parameter.fetched, next_use)
+            parameter, next_use_step = self.queue.popleft()
+            parameter.fetched = max(parameter.fetched, next_use_step)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
                 element_count += parameter.count

@@ -386,10 +386,14 @@ def module_order_key(
         layer_index = next(
             (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
         )
-        is_late = (
+        is_layer_norm = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )
-        return is_late, module_positions[_module_path_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
+        return (
+            is_layer_norm,
+            module_positions[_module_path_of(parameter.path)],
+            str(parameter.path[-1]).endswith("bias"),
+        )
 
     return position_in_module_order
 

@@ -251,11 +251,11 @@ def _replay_recorded(
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
     parameters = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    pass_player = ReplayedPasses(
+    replayed_passes = ReplayedPasses(
         memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
     )
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = pass_player
+        model_chunk.passes = replayed_passes
 
 
 def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:

@@ -384,11 +384,11 @@ def set_resharding_and_prefetch(
 
     stack_paths: per stack, the path of its layers.
     """
-    last_layer = max(
+    last_layer_key = max(
         (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
     )
     for layer, parameter_group in groups_by_layer.items():
-        is_last_layer = layer[:2] == last_layer[:2]
+        is_last_layer = layer[:2] == last_layer_key[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups_by_layer):

@@ -128,7 +128,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
     """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
     for alternative in _split_alternatives(pattern_text):
         piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
-        text_position, earlier_text = 0, ""
+        text_position, matched_text = 0, ""
         while text_position < len(alternative):
             if alternative[text_position] == "(":
                 group_end = _end_of_group(alternative, text_position)
@@ -144,7 +144,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
             token_match = TOKENS.match(alternative, text_position)
             if token_match is None:
                 raise ValueError(alternative)
-            earlier_text, text_position = earlier_text + token_match[0], token_match.end()
+            matched_text, text_position = matched_text + token_match[0], token_match.end()
             if token_match["dot"]:
                 piece_alternatives = []
             elif token_match["word"]:
@@ -153,7 +153,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 piece_alternatives.append(list(token_match["set"][1:-1]))
             elif token_match["any"] or token_match["set"]:
                 piece_alternatives.append([])
-        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and piece_alternatives:
+        if not any(encoder_name in matched_text for encoder_name in ENCODERS) and piece_alternatives:
             for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
                 if combination_number >= MOST:
                     raise ValueError(pattern_text)

@@ -64,7 +64,10 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(file.read_python is not None and file.is_python(python_text) for file in launch_file_kinds()):
+    if any(
+        launch_file.read_python is not None and launch_file.is_python(python_text)
+        for launch_file in launch_file_kinds()
+    ):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:

@@ -123,16 +123,16 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     world_size = launched_run.layout.world_size
     if launched_run.framework == WITHOUT_A_NAME:
         layout_request = LayoutRequest(devices=world_size, **options)
-        framework_record = framework_of(layout_request)
+        selected_framework = framework_of(layout_request)
         settings = dict(launched_run.settings)
-        if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+        if selected_framework.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             trains_adapters = "lora_rank" in settings and "dtype" in settings
             settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
-        is_default_framework = framework_record.name == WITHOUT_A_NAME
+        is_default_framework = selected_framework.name == WITHOUT_A_NAME
         return replace(
             launched_run,
-            framework=framework_record.name,
+            framework=selected_framework.name,
             layout=layout_of(layout_request),
             settings=settings,
             own_settings=launched_run.own_settings if is_default_framework else None,

@@ -202,7 +202,9 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
-        file.title for file in launch_file_kinds() if file.read_python is not None and file not in REFUSED
+        launch_file.title
+        for launch_file in launch_file_kinds()
+        if launch_file.read_python is not None and launch_file not in REFUSED
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
@@ -408,7 +410,9 @@ def _read_training_command(
         table_kind = _table_kind(program_line)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
+            arguments_table = {
+                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
+            }
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
@@ -505,7 +509,9 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
     distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
+    varying_loops = {
+        variable: flag_values for variable, flag_values in distinct_values_by_variable.items() if len(flag_values) > 1
+    }
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(

@@ -117,18 +117,20 @@ class Launch:
         argument_text = f"{option_text} of the file" if written_text is None else f"{written_text} ({option_text})"
         return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[option_match.end() :]}")
 
-    def with_stage_sizes(self, layers: int) -> Launch:
-        """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
+    def with_stage_sizes(self, layer_count: int) -> Launch:
+        """Returns the run with the layers of each stage of its pipeline. layer_count: those of the model."""
         stage_count = self.layout.pp * self.layout.vpp
         if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
             option_names = f"{self.name_in_errors}: stages that count embedding or loss as a layer"
-            stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.ends_counted_as_layers, option_names)
+            stage_sizes = stage_sizes_with_counted_ends(
+                layer_count, stage_count, *self.ends_counted_as_layers, option_names
+            )
             return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
         if self.end_stage_layers == (None, None):
             return self
         error_prefix = f"{self.name_in_errors}: layers of the first and of the last stage"
         stage_sizes = stage_sizes_between_ends(
-            layers, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
+            layer_count, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
         )
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
@@ -228,8 +230,8 @@ class LaunchSource:
         assignments_text = " ".join(
             f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
         )
-        typed_launch = f"--launch '{assignments_text} FILE'"
-        return f"{variable_names_text} of the launcher is not set: --devices, or {typed_launch}, says another number"
+        launch_option = f"--launch '{assignments_text} FILE'"
+        return f"{variable_names_text} of the launcher is not set: --devices, or {launch_option}, says another number"
 
 
 class CommandLine(NamedTuple):

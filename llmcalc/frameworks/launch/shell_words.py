@@ -156,7 +156,7 @@ class WordReader:
 
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
-        read_words: list[str] = []
+        finished_words: list[str] = []
         open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
         word_start = self.at
         for piece_text, splits_words in self.read_pieces():
@@ -169,24 +169,24 @@ class WordReader:
                 split_texts[0] = "".join([*open_word_parts, split_texts[0]])
                 open_word_parts = []
             if open_word_parts and split_texts:
-                read_words.append("".join(open_word_parts))
+                finished_words.append("".join(open_word_parts))
                 open_word_parts = []
             if split_texts:
-                read_words += split_texts[:-1]
+                finished_words += split_texts[:-1]
                 open_word_parts = [split_texts[-1]]
                 if piece_text[-1:].isspace():
-                    read_words.append(split_texts[-1])
+                    finished_words.append(split_texts[-1])
                     open_word_parts = []
         if open_word_parts:
-            read_words.append("".join(open_word_parts))
+            finished_words.append("".join(open_word_parts))
         if self.at == word_start:
             self.at += 1
-        return read_words
+        return finished_words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
-        character_count, counted_piece_count = 0, 0
+        character_count, checked_piece_count = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.is_at_placeholder():
@@ -217,8 +217,8 @@ class WordReader:
                 word_pieces.append((expanded_text.replace(ITEM, " "), True))
             else:
                 word_pieces.append(self.read_plain_text(_PLAIN))
-            character_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_piece_count:])
-            counted_piece_count = len(word_pieces)
+            character_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[checked_piece_count:])
+            checked_piece_count = len(word_pieces)
             if character_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return word_pieces

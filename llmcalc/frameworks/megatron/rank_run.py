@@ -415,11 +415,13 @@ class RankRun:
         self.meter.place = AllocationPlace("step")
         copies_gradients = not settings.reduces_in_fp32 and not settings.adam_keeps_main_weights
         if self.sharded_weights is None and copies_gradients:
-            self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
+            self.gradient_copies = [
+                self.storage(4 * element_count, "gradients") for element_count in self.updated_sizes
+            ]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
             self._make_states()
-        for gather_bytes in [] if settings.overlap_param_gather else self.step_gather_sizes:
-            self.storage(2 * gather_bytes, "communication")
+        for element_count in [] if settings.overlap_param_gather else self.step_gather_sizes:
+            self.storage(2 * element_count, "communication")
 
     def _make_states(self) -> None:
         """Creates the optimizer's states in the first optimizer step."""

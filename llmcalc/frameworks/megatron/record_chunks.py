@@ -91,9 +91,11 @@ class RecordedChunk:
             for (_, *pass_case), pass_trace in pass_traces.items()
         }
 
-    def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, names_allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({storage_id for name in allocated_before for storage_id in self.storages[name]})
+            return self.passes.traces(
+                {storage_id for name in names_allocated_before for storage_id in self.storages[name]}
+            )
         except NotRepeatingError:
             return None
 
@@ -109,11 +111,11 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 
 
 def record_chunks(
-    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, splits_by_previous: bool
+    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
-    is_last_stage, splits_by_previous: as in `record_passes`.
+    is_last_stage, distinguishes_previous_pass: as in `record_passes`.
     Raises `NotRepeatingError` if passes that should be alike are not.
     """
     rank_run = RankRun(spec, settings, rank, EventRecorder())
@@ -131,7 +133,7 @@ def record_chunks(
             rank_run,
             chunk_number,
             is_last_stage and chunk_number == chunk_count - 1,
-            splits_by_previous,
+            distinguishes_previous_pass,
         )
         for chunk_number in range(chunk_count)
     ]
@@ -276,7 +278,7 @@ def _record_chunk(
     chunk_number: int,
     layer_stack: LayerStack | None,
     is_interleaved: bool,
-    splits_by_previous: bool,
+    distinguishes_previous_pass: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
@@ -292,7 +294,7 @@ def _record_chunk(
         {} if layer_stack is None else {0: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)}
     )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
+    recorded_passes = record_passes(rank_run, recorder, is_interleaved, distinguishes_previous_pass)
     shared_blocks = rank_run.persistent.shared
     return RecordedChunk(
         model_chunk.program,

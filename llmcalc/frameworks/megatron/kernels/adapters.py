@@ -60,7 +60,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters.library == "mcore-bridge":
             lora_output = self.unsharded_linear(self.engine_row_linear(x, lora_a), lora_b)
         else:
-            lora_output = self._gather_columns(self._core_linear(self._core_product(x, lora_a), lora_b))
+            lora_output = self._gather_columns(self._core_linear(self._core_linear(x, lora_a), lora_b))
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
                 received_rows = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
                 lora_output = self.aten.split(lora_output, received_rows, 0)[0]

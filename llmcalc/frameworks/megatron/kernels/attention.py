@@ -293,10 +293,10 @@ class AttentionKernels(LinearKernels):
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.record_node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del baddbmm_input, q, k
-        is_fused = uses_transformer_engine or self.has_fused_softmax(
+        has_fused_softmax = uses_transformer_engine or self.has_fused_softmax(
             batch * heads, row_count // batch, key_row_count // batch
         )
-        attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
+        attention_probs = self.fused_softmax(raw_scores) if has_fused_softmax else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
             attention_probs = self.masked_copy(attention_probs, attention_mask)
         del attention_mask

@@ -26,13 +26,17 @@ class ExpertKernels(HeadKernels):
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
+            remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
             if not self.rank_choices.shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
+            module_scope.items = [
+                *remaining_items[:router_position],
+                *shared_experts,
+                *remaining_items[router_position:],
+            ]
         super()._index_operations(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
@@ -264,11 +268,11 @@ class ExpertKernels(HeadKernels):
     def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
-        rows_shape, dtype = y.shape, y.dtype
-        token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
+        outputs_shape, dtype = y.shape, y.dtype
+        token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
         if not self.rank_choices.fuses_permutation and self.rank_choices.is_deterministic:
             # made twice (moe_utils.py, `unpermute`)
-            token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
+            token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y]
             if self.rank_choices.is_deterministic and not self.rank_choices.fuses_permutation

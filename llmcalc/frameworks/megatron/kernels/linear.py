@@ -463,5 +463,5 @@ class LinearKernels(RankKernels):
 def is_divided(weight_axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
     if isinstance(weight_axis, JoinedShapes):
-        return all(is_divided(axis_part[0]) for axis_part in weight_axis.shapes)
+        return all(is_divided(part_shape[0]) for part_shape in weight_axis.shapes)
     return weight_axis.name in COLUMNS

@@ -32,8 +32,8 @@ class MambaKernels(LatentAttentionKernels):
 
     def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
-        aten, op = self.aten, scan_step.op
-        assert isinstance(op, ChunkedScan)
+        aten, scan_op = self.aten, scan_step.op
+        assert isinstance(scan_op, ChunkedScan)
         named_operations = steps_by_name(module_scope)
         input_projection = named_operations["in_proj"]
         output_projection = named_operations["out_proj"]
@@ -43,28 +43,38 @@ class MambaKernels(LatentAttentionKernels):
         zxbcdt = self.tensor_of(projected_value)
         self.forget(projected_value.storage)
         batch, cp_size = self.run_config.batch, self.rank_choices.cp
-        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.output_values[0].width
-        group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
+        inner_width, conv_channels = scan_op.heads * scan_op.head_dim, convolution_step.output_values[0].width
+        group_count = exact_div(exact_div(conv_channels - inner_width, 2), scan_op.state)
         copies_per_group = max(1, cp_size // group_count)
         local_groups = max(1, group_count // cp_size)  # copies of a group; groups of this rank
-        if op.heads % cp_size or max(group_count, cp_size) % min(group_count, cp_size):
+        if scan_op.heads % cp_size or max(group_count, cp_size) % min(group_count, cp_size):
             raise ImpossibleLayout(
-                f"--cp {cp_size}: its ranks do not divide a rank's {op.heads} heads and {group_count} groups of "
+                f"--cp {cp_size}: its ranks do not divide a rank's {scan_op.heads} heads and {group_count} groups of "
                 "Mamba-2; expected fewer"
             )
         if cp_size > 1:
-            part_widths = (inner_width, inner_width, group_count * op.state, group_count * op.state, op.heads)
+            part_widths = (
+                inner_width,
+                inner_width,
+                group_count * scan_op.state,
+                group_count * scan_op.state,
+                scan_op.heads,
+            )
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, copies_per_group)
         row_count, projected_width = zxbcdt.shape
         zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
         conv_bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, d_skip = (self.weight(weight_name, (op.heads,)) for weight_name in ("dt_bias", "A_log", "D"))
+        dt_bias, a_log, d_skip = (
+            self.weight(weight_name, (scan_op.heads,)) for weight_name in ("dt_bias", "A_log", "D")
+        )
         if cp_size > 1:
-            local_channels = exact_div(inner_width, cp_size) + 2 * local_groups * op.state
+            local_channels = exact_div(inner_width, cp_size) + 2 * local_groups * scan_op.state
             conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))
             conv_bias = None if conv_bias is None else self.parameter_shard(conv_bias, (local_channels,))
-            dt_bias, a_log, d_skip = (self.parameter_shard(x, (op.heads // cp_size,)) for x in (dt_bias, a_log, d_skip))
+            dt_bias, a_log, d_skip = (
+                self.parameter_shard(x, (scan_op.heads // cp_size,)) for x in (dt_bias, a_log, d_skip)
+            )
         dt_bias_fp32 = aten.to(dt_bias, FLOAT32)
         negative_decay = aten.scale(aten.exp(aten.to(a_log, FLOAT32)), "neg")
         scan_output = mamba_ssm.mamba_split_conv1d_scan_combined(
@@ -75,8 +85,8 @@ class MambaKernels(LatentAttentionKernels):
             dt_bias_fp32,
             negative_decay,
             d_skip,
-            op.chunk,
-            op.head_dim,
+            scan_op.chunk,
+            scan_op.head_dim,
             local_groups,
             None,
             None,

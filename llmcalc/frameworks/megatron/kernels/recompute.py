@@ -253,20 +253,20 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             for operation in (*preceding_steps, *branch_items[:attention_index])
             if isinstance(operation, Step) and operation not in down_projections
         ]
-        new_storages: set[int] = set()
-        tensors_read: dict[int, Value] = {}
+        new_storage_ids: set[int] = set()
+        values_read: dict[int, Value] = {}
         for operation in up_projections:
-            tensors_read |= {
+            values_read |= {
                 id(input_value): input_value
                 for input_value in operation.input_values
-                if id(input_value.storage) not in new_storages
+                if id(input_value.storage) not in new_storage_ids
             }
-            new_storages |= {id(output.storage) for output in operation.output_values}
-        tensors_by_value_id = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
+            new_storage_ids |= {id(output.storage) for output in operation.output_values}
+        tensors_by_value_id = {value_id: self.values[value_id] for value_id in values_read if value_id in self.values}
         super().run_items(down_projections)
         inputs_by_value = [
             (value, tensors_by_value_id.get(value_id) or self.tensor_of(value))
-            for value_id, value in tensors_read.items()
+            for value_id, value in values_read.items()
         ]
         tensors_by_value_id.clear()
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]

@@ -54,7 +54,7 @@ class SparseAttentionKernels(Fp8Kernels):
         )
         joined_kv_axis = kv_down.output_values[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
-        latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.shapes)
+        latent_dim, rope_dim = (part_shape[0].size for part_shape in joined_kv_axis.shapes)
         heads = query_up.output_values[0].axes[0].size
         nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
         value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
@@ -111,11 +111,11 @@ class SparseAttentionKernels(Fp8Kernels):
         kv_latent: Tensor,
         k_rope: Tensor,
         kv_up_weight: Tensor,
-        head_sizes: tuple[Number, Number, Number, Number],
+        heads_and_dims: tuple[Number, Number, Number, Number],
         token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Computes queries in latent space, and one key for all heads (`qkv_up_proj_and_rope_apply`)."""
-        aten, (heads, nope_dim, rope_dim, value_dim) = self.aten, head_sizes
+        aten, (heads, nope_dim, rope_dim, value_dim) = self.aten, heads_and_dims
         weight_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
         q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope_dim)), [nope_dim, rope_dim])
@@ -429,22 +429,22 @@ def _indexer_gradients(
     del attention_probs
     target_probs = aten.new_like(head_sums)
     del head_sums
-    logit_gradient = aten.new_like(aten.new_like(indexer_probs, target_probs))
+    logits_gradient = aten.new_like(aten.new_like(indexer_probs, target_probs))
     del indexer_probs, target_probs, selection_mask
-    logit_gradient = aten.new_like(logit_gradient, aten.to(valid_keys, FLOAT32))
+    logits_gradient = aten.new_like(logits_gradient, aten.to(valid_keys, FLOAT32))
     del valid_keys
-    logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
+    logits_gradient = aten.unsqueeze(aten.transpose(logits_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     activated_scores, positive_mask = aten.new_like(recomputed_scores), aten.new_like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
-    weight_gradient = aten.sum(aten.new_like(logit_gradient, activated_scores), -1)
-    score_gradient = aten.new_like(logit_gradient, aten.unsqueeze(head_weight, -1))
-    del logit_gradient, activated_scores
-    score_gradient = aten.new_like(score_gradient, aten.to(positive_mask, FLOAT32))
+    weight_gradient = aten.sum(aten.new_like(logits_gradient, activated_scores), -1)
+    scores_gradient = aten.new_like(logits_gradient, aten.unsqueeze(head_weight, -1))
+    del logits_gradient, activated_scores
+    scores_gradient = aten.new_like(scores_gradient, aten.to(positive_mask, FLOAT32))
     del positive_mask
-    query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
-    key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
-    del score_gradient
+    query_gradient = _einsum_query_gradient(aten, scores_gradient, aten.to(k, FLOAT32))
+    key_gradient = _einsum_key_gradient(aten, scores_gradient, aten.to(q, FLOAT32))
+    del scores_gradient
     return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, head_weight.dtype), aten.to(key_gradient, k.dtype)
 
 
