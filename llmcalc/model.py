@@ -117,7 +117,7 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        encoder_output_width = None if self.encoder is None else self._source_width(self.encoder)
+        encoder_output_width = None if self.encoder is None else self._encoder_output_width(self.encoder)
         for stack_name, stack in self.stacks():
             stack_width = stack.hidden_size or self.hidden_size
             encoder_width = encoder_output_width if stack_name == "decoder" else None
@@ -178,7 +178,7 @@ class ModelSpec(Part):
                 "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
             )
 
-    def _source_width(self, encoder: Stack) -> int:
+    def _encoder_output_width(self, encoder: Stack) -> int:
         """Returns the width of the encoder's output, which cross-attention reads."""
         return encoder.output_size or encoder.hidden_size or self.hidden_size
 

@@ -117,10 +117,10 @@ class ShardedChunk(ModelChunk):
     def _initialize_stage(self) -> None:
         """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
         if self.schedule_settings.infers_shapes:
-            self._shape_inference()
+            self._infer_shapes()
         super()._initialize_stage()
 
-    def _shape_inference(self) -> None:
+    def _infer_shapes(self) -> None:
         """Runs a forward pass without autograd, on zeros instead of a received input."""
         with self.graph.no_grad():
             self.next_batch()

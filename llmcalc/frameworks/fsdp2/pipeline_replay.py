@@ -266,14 +266,14 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
     is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
-            pass_traces = _recorded_traces(sharded_setup, model_chunks, stacks_to_shorten)
+            pass_traces = _record_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
         except NotRepeatingError:
             continue
     return RecordedRank(pass_traces, first_layer_indices, ())
 
 
-def _recorded_traces(
+def _record_traces(
     sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""

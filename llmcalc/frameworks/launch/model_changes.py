@@ -90,15 +90,15 @@ def changes_of_model(
     """
     model_changes = ModelChanges()
     model_names = _model_names(syntax_tree)
-    _add_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
-    _add_optimizer(model_changes, syntax_tree, call_nodes)
+    _record_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
+    _record_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         model_changes.unknown_arguments["requires_grad"] = FROZEN
     for call in call_nodes:
-        _add_conversion(model_changes, call, model_names)
-        _add_head(model_changes, call)
-    _add_sizes(model_changes, syntax_tree, call_nodes)
+        _record_conversion(model_changes, call, model_names)
+        _record_head(model_changes, call)
+    _record_sizes(model_changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
@@ -138,7 +138,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
     }
 
 
-def _add_adapters(
+def _record_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
     """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
@@ -164,7 +164,7 @@ def _is_unset(value_node: ast.expr) -> bool:
     return isinstance(value_node, ast.Constant) and value_node.value in (None, False, "none", "", 0)
 
 
-def _add_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+def _record_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
         target.id: _called_name(node.value)
@@ -223,7 +223,7 @@ def _is_of_trained_model(owner_node: ast.expr) -> bool:
     return not any(map(OTHER_MODELS.search, node_names))
 
 
-def _add_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
+def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
     if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in model_names:
         model_changes.arguments["torch_compile"] = True
@@ -241,14 +241,14 @@ def _add_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Co
                 model_changes.arguments["dtype"] = format_name
 
 
-def _add_head(model_changes: ModelChanges, call: ast.Call) -> None:
+def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if HEADS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD
 
 
-def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
     for call in calls:

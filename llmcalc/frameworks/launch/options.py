@@ -51,7 +51,7 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
         },
     )
 
@@ -76,7 +76,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
     )
 
 
-def _file_value(launched_run: Launch, option: str) -> Any:
+def _value_in_file(launched_run: Launch, option: str) -> Any:
     """Returns a launch file's value of an option; None if not stated."""
     if option == "framework":
         return launched_run.framework
@@ -101,7 +101,7 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
     option_overrides = {
-        option: OptionOverride(option_value, _file_value(launched_run, option))
+        option: OptionOverride(option_value, _value_in_file(launched_run, option))
         for option, option_value in options.items()
     }
     changed_launch = replace(

@@ -162,13 +162,13 @@ def _argument_table(
         environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
-                _note_entry(reader, table_key)
+                _record_table_key(reader, table_key)
     if not isinstance(arguments, Mapping):
         raise reader.value_error("MODEL_ARGS", arguments, "a table of argument: value")
     return arguments
 
 
-def _note_entry(reader: LaunchReader, table_key: str) -> None:
+def _record_table_key(reader: LaunchReader, table_key: str) -> None:
     """Records a key of the table as ignored or unknown."""
     if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
@@ -360,7 +360,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.value_error(flag_name, written_value, _expected_types(possible_types))
+    raise reader.value_error(flag_name, written_value, _type_description(possible_types))
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
@@ -430,7 +430,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     return tuple(parsed_values)
 
 
-def _expected_types(value_types: Sequence[Any]) -> str:
+def _type_description(value_types: Sequence[Any]) -> str:
     """Returns a description of the types that an argument may have, for an error message."""
     type_names = {int: "a whole number", float: "a number", str: "text"}
     type_descriptions = []

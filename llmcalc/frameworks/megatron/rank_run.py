@@ -157,7 +157,9 @@ class RankRun:
         self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
         self.spec: ModelSpec = (
-            spec if settings.padded_vocabulary_size is None else _with_vocabulary(spec, settings.padded_vocabulary_size)
+            spec
+            if settings.padded_vocabulary_size is None
+            else _spec_with_vocabulary(spec, settings.padded_vocabulary_size)
         )
         self.graph: AutogradGraph = AutogradGraph(memory_meter)
         self.graph.keeps_gradients = False
@@ -171,7 +173,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens_per_rank, phase="training")
         )
-        self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
+        self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages_of_chunks()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.chunk_index = chunk_index
         self.buffers: list[GradientBuffer] = []
@@ -191,7 +193,7 @@ class RankRun:
         self.has_stepped: bool = False
         self.has_rope_tables: bool = False
 
-    def _stages(self) -> Sequence[Stage | None]:
+    def _stages_of_chunks(self) -> Sequence[Stage | None]:
         """Returns the pipeline stage of each chunk."""
         if self.layout.pp == 1:
             return [None]
@@ -295,7 +297,7 @@ class RankRun:
         self.updated_sizes = self.sharded_weights.updated_sizes
         self.states_per_parameter = [2] * len(self.updated_sizes)
         zero_storages = [self.storage(4 * element_count, "temporary") for element_count in self.updated_sizes]
-        self._make_states()
+        self._make_optimizer_states()
         del zero_storages
         self.graph.on_leaf_gradient = self._accumulate_in_bucket
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
@@ -419,11 +421,11 @@ class RankRun:
                 self.storage(4 * element_count, "gradients") for element_count in self.updated_sizes
             ]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
-            self._make_states()
+            self._make_optimizer_states()
         for element_count in [] if settings.overlap_param_gather else self.step_gather_sizes:
             self.storage(2 * element_count, "communication")
 
-    def _make_states(self) -> None:
+    def _make_optimizer_states(self) -> None:
         """Creates the optimizer's states in the first optimizer step."""
         for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
@@ -548,7 +550,7 @@ class RankRun:
     def receive_hidden(self) -> Tensor:
         """Returns the hidden states received from the previous stage, whose gradient the backward pass stores."""
         self.meter.place = AllocationPlace("forward", path="receive")
-        hidden_states = self._new_hidden()
+        hidden_states = self._allocate_hidden_states()
         tensor_reference = ref(hidden_states)
 
         def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
@@ -563,7 +565,7 @@ class RankRun:
         )
         return hidden_states
 
-    def _new_hidden(self) -> Tensor:
+    def _allocate_hidden_states(self) -> Tensor:
         """Allocates hidden states of this rank's tokens."""
         token_count = self.run_config.batch * self.run_config.workload.seq
         return self.graph.new_tensor((self.chunks[0].lowering.local_rows(token_count), self.spec.hidden_size), BFLOAT16)
@@ -589,14 +591,14 @@ class RankRun:
     def receive_gradient(self) -> Tensor:
         """Returns the gradient received from the next stage."""
         self.meter.place = AllocationPlace("backward", path="receive")
-        return self._new_hidden()
+        return self._allocate_hidden_states()
 
 
 _padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
 """Models with padded vocabularies; the model is kept so that no other one gets its id."""
 
 
-def _with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
+def _spec_with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
     """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
     cache_key = id(spec), vocabulary_size
     if cache_key not in _padded_specs:

@@ -67,7 +67,7 @@ class RecordedChunk:
     @cached_property
     def allocated_in_forward(self) -> Names:
         """The names of such tensors that a forward pass allocates."""
-        forward_storages = _allocated_in_forward(self.passes)
+        forward_storages = _storages_allocated_in_forward(self.passes)
         return frozenset(name for name, storage_ids in self.storages.items() if storage_ids[0] in forward_storages)
 
     def traces(
@@ -213,7 +213,7 @@ def _recorded_chunk(
                         (program_key, cache_key[0], *chunk_key[1:]), rank_run.spec, layer_stack, record_chunk
                     )
                     full_stack = replace(recorded_stack, repeats=layer_stack.repeats)
-                    _chunks[cache_key] = _with_all_layers(shortened_chunk, model_chunk.program, full_stack)
+                    _chunks[cache_key] = _chunk_with_all_layers(shortened_chunk, model_chunk.program, full_stack)
                 break
             except NotRepeatingError:
                 if layer_stack is None:
@@ -307,7 +307,7 @@ def _record_chunk(
     )
 
 
-def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
+def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
     """Returns a chunk with all repeats of its stack, from the chunk with `RECORDED_REPEATS` of them.
 
     program: that of all layers.
@@ -318,7 +318,7 @@ def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_st
     return replace(
         shortened_chunk,
         program=program,
-        parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
+        parameters=_parameters_of_all_repeats(shortened_chunk.parameters, layer_stack),
         passes=RecordedPasses(*shortened_passes.extended_passes()),
         storages={
             tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_ids))
@@ -327,7 +327,7 @@ def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_st
     )
 
 
-def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
+def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
     """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
 
     Raises `NotRepeatingError` if the repeats have different parameters.
@@ -337,36 +337,41 @@ def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) 
     parameters_before: list[Parameter] = []
     parameters_after: list[Parameter] = []
     for parameter in parameters:
-        layer_index = _layer_index(parameter, layer_stack)
+        layer_index = _layer_index_in_stack(parameter, layer_stack)
         repeat_number = -1 if layer_index is None else (layer_index - first_layer) // layers_per_repeat
         if 0 <= repeat_number < RECORDED_REPEATS:
             recorded_repeats[repeat_number].append(parameter)
         elif repeat_number >= RECORDED_REPEATS:
             skipped_layers = (layer_stack.repeats - RECORDED_REPEATS) * layers_per_repeat
-            parameters_after.append(_in_later_layer(parameter, layer_stack, skipped_layers))
+            parameters_after.append(_parameter_of_later_layer(parameter, layer_stack, skipped_layers))
         elif any(recorded_repeats):
             parameters_after.append(parameter)
         else:
             parameters_before.append(parameter)
     first_repeat = recorded_repeats[0]
     repeated_parameters = [
-        [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
+        [
+            _parameter_of_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat)
+            for parameter in first_repeat
+        ]
         for repeat_number in range(layer_stack.repeats)
     ]
     for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
-        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, copied_repeat)):
+        if [_parameter_description(parameter) for parameter in recorded_repeat] != list(
+            map(_parameter_description, copied_repeat)
+        ):
             raise NotRepeatingError
     return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
 
 
-def _layer_index(parameter: Parameter, layer_stack: LayerStack) -> int | None:
+def _layer_index_in_stack(parameter: Parameter, layer_stack: LayerStack) -> int | None:
     """Returns the index of a parameter's layer in a stack; None outside of the stack."""
     index_position = len(layer_stack.path.split(".")) + 1
     is_in_stack = ".".join(map(str, parameter.path[1:index_position])) == layer_stack.path
     return parameter.path[index_position] if is_in_stack else None
 
 
-def _in_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
+def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
     """Returns an equal parameter of a later layer of a stack."""
     index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
     path = list(parameter.path)
@@ -376,13 +381,13 @@ def _in_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers:
     )
 
 
-def _description(parameter: Parameter) -> tuple[object, ...]:
+def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
     """Returns everything that is known of a parameter, with its tensor's shape and format."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.leaf
 
 
-def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
+def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")

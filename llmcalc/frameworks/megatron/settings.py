@@ -223,10 +223,10 @@ class MegatronSettings(MegatronArguments):
         if tokenizer_type == "Llama2Tokenizer" and vocab_size is None:
             return LLAMA2
         if tokenizer_type in SENTENCE_PIECES and vocab_size is None:
-            return self._named_vocabulary()
+            return self._vocabulary_size_in_name()
         return vocab_size
 
-    def _named_vocabulary(self) -> int | None:
+    def _vocabulary_size_in_name(self) -> int | None:
         """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
         size_match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
         return None if size_match is None else int(size_match[1]) * 1000

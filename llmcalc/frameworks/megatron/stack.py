@@ -28,7 +28,7 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
         return "megatron-alltoall" if exchanges_tokens else "megatron"
     is_overlapped = bool(overlapped_groups(launched_run))
     dispatcher = _dispatcher(launched_run)
-    stack_names = [GRAPHS] if _is_captured(launched_run) else []
+    stack_names = [GRAPHS] if _has_captured_layers(launched_run) else []
     if dispatcher not in ("", "flex" if is_overlapped else "alltoall"):
         stack_names.append(f"megatron-{dispatcher}")
     if is_overlapped:
@@ -48,7 +48,7 @@ def _dispatcher(launched_run: Launch) -> str:
     return "flex" if uses_flex else "alltoall"
 
 
-def _is_captured(launched_run: Launch) -> bool:
+def _has_captured_layers(launched_run: Launch) -> bool:
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
         return captures_layers(settings)

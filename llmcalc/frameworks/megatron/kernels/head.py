@@ -127,7 +127,7 @@ class HeadKernels(ElementwiseKernels):
             layer_input = hidden_states
             del hidden_states
             if is_recomputed:
-                hidden_states = self.checkpoint(self._layer_group(group_frames), [layer_input])
+                hidden_states = self.checkpoint(self._layer_group_function(group_frames), [layer_input])
             else:
                 hidden_states = self.run_layer(group_frames[0], layer_input)
             del layer_input
@@ -137,7 +137,7 @@ class HeadKernels(ElementwiseKernels):
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
         if self.rank_choices.detaches_layers:
-            x = self._detached_input(x)
+            x = self._detach_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
             return super().run_layer(module_call, x)
         run_layer = super().run_layer
@@ -145,7 +145,7 @@ class HeadKernels(ElementwiseKernels):
             self.graph, module_call.layer_index, x, lambda layer_input: run_layer(module_call, layer_input)
         )
 
-    def _detached_input(self, x: Tensor) -> Tensor:
+    def _detach_input(self, x: Tensor) -> Tensor:
         """Returns a layer's input, detached; the autograd graph keeps the detached input and its gradient referenced.
 
         Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
@@ -162,7 +162,7 @@ class HeadKernels(ElementwiseKernels):
         """Returns the tensors from the encoder that cross-attention reads."""
         return list(operation.input_values[1:2]) if operation.verb == "attention" else []
 
-    def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
+    def _layer_group_function(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = self._copy_frames()
 

@@ -299,14 +299,14 @@ class LinearKernels(RankKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
-            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
+            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
 
         self.record_node(
             "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x
         )
         return output
 
-    def _core_gradients(
+    def _run_core_backward(
         self, output_gradient: Tensor, row_count: int, input_shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
         """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
@@ -433,7 +433,7 @@ class LinearKernels(RankKernels):
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             del layer_input
-            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, bias)
+            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, bias)
 
         self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
         return output
