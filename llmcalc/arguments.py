@@ -181,7 +181,10 @@ def sort_options(
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
-        *({name: value for name, value in options_by_name.items() if name in names} for names in names_by_subject)
+        *(
+            {name: option_value for name, option_value in options_by_name.items() if name in names}
+            for names in names_by_subject
+        )
     )
 
 

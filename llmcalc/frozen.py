@@ -37,7 +37,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
             {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
         )
         methods_by_name = {
-            name: _lazily_compiled_method(cls, name, source) for name, source in compiled_methods.items()
+            name: _lazily_compiled_method(cls, name, method_source) for name, method_source in compiled_methods.items()
         }
         methods_by_name |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:

@@ -497,20 +497,20 @@ class ModelSpec(Part):
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
-        output = embedding_table if self.tie_word_embeddings else None
-        if self.mtp is not None and output is None:
-            output = Weight("lm_head", (vocab_axis,), x.axes)
+        output_weight = embedding_table if self.tie_word_embeddings else None
+        if self.mtp is not None and output_weight is None:
+            output_weight = Weight("lm_head", (vocab_axis,), x.axes)
         weight_role = self._weight_role("lm_head")
         recorder.result = recorder.part(
-            "lm_head", head, x, vocab=vocab_axis, width=embedding_axis, output_weight=output, role=weight_role
+            "lm_head", head, x, vocab=vocab_axis, width=embedding_axis, output_weight=output_weight, role=weight_role
         )
         if self.proposal is not None:
             draft_vocab_size = head.draft_vocab_size
             proposed_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
             recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, proposed_tokens=proposed_axis)
         if self.mtp is not None:
-            assert output is not None
-            self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output)
+            assert output_weight is not None
+            self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output_weight)
 
     def reference(self) -> nn.Module:
         """Builds a PyTorch model with random weights.
@@ -601,14 +601,14 @@ def _reference_class() -> type[nn.Module]:
                     if output_stack.streams is not None and output_stack.streams.type == "reversible"
                     else spec.embedding_size,
                 )
-                output: Any = getattr(self.lm_head, "decoder", self.lm_head)
+                output_layer: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
-                    output.weight = self.embed_tokens.weight
+                    output_layer.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
                     vocab_size = spec.head.draft_vocab_size or spec.vocab_size
                     self.proposal = spec.proposal.reference(ModelProperties(hidden_size), spec.vocab_size, vocab_size)
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(ModelProperties(hidden_size), output_stack, output.weight)
+                    self.mtp = spec.mtp.reference(ModelProperties(hidden_size), output_stack, output_layer.weight)
                     self._reads_streams = getattr(output_stack.streams, "type", "") == "hyper"
             for child_name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(child_name)

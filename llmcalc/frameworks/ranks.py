@@ -347,6 +347,6 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     )
 
 
-def rank_with_most_memory(ranks: Sequence[RankMemory]) -> RankMemory:
+def rank_with_most_memory(rank_memories: Sequence[RankMemory]) -> RankMemory:
     """Returns the memory of the first rank that needs the most device memory."""
-    return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))
+    return max(rank_memories, key=lambda rank: (rank.device.device_bytes, -rank.rank))

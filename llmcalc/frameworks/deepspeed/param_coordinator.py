@@ -76,12 +76,12 @@ class Parameter:
         "shard_elements",
     )
 
-    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
+    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, rank_count: int) -> None:
         self.path: Path = parameter_path
         self.module: Path = module_path_of(parameter_path)
         element_count = weight_elements(template)
         self.count: int = element_count
-        self.shard_elements: int = -(-element_count // ranks)
+        self.shard_elements: int = -(-element_count // rank_count)
         self.full_param: Tensor = Tensor(
             template.shape,
             template.dtype,
@@ -115,10 +115,10 @@ class ParameterCoordinator:
     backward_modules: modules whose backward pass has begun and not ended.
     """
 
-    def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
+    def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, rank_count: int) -> None:
         self.meter: Meter = memory_meter
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = ranks
+        self.ranks: int = rank_count
         self.parameters: list[Parameter] = []
         self.modules: dict[Path, list[Parameter]] = {}
         self.by_tensor: dict[int, Parameter] = {}

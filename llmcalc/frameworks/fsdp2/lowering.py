@@ -103,7 +103,9 @@ class FsdpProfile(RingAttentionKernels):
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
         self.in_head: list[str] = [
-            scope.name for scope in program.root.items if isinstance(scope, ModuleScope) and scope.name in IN_HEAD
+            module_scope.name
+            for module_scope in program.root.items
+            if isinstance(module_scope, ModuleScope) and module_scope.name in IN_HEAD
         ]
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
@@ -362,7 +364,9 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (item for scope in layers for item in scope.items if isinstance(item, ModuleScope))
+    submodules = (
+        scope_item for layer_scope in layers for scope_item in layer_scope.items if isinstance(scope_item, ModuleScope)
+    )
     return frozenset(scope_item.name for scope_item in submodules if scope_item.node_fields.get("kind") == "norm")
 
 

@@ -262,9 +262,11 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
     """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
-    stacks = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
-    is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
-    for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
+    stacks_by_chunk = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
+    is_shortened = (
+        any(stacks_by_chunk) and model_chunks[0].fsdp.prefetch <= 1
+    )  # else the first and the last layers gather fewer
+    for stacks_to_shorten in ([stacks_by_chunk] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
             pass_traces = _record_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
@@ -274,22 +276,22 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
 
 
 def _record_traces(
-    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
+    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks_by_chunk: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
+    """Returns the events of recorded passes by kind of pass. stacks_by_chunk: the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
         replayed_rank = ReplayedRank(sharded_setup, recorder := EventRecorder())
-        for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks, strict=True):
+        for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks_by_chunk, strict=True):
             model_chunk.lowering.run_only = {
                 i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
             }
         recorded_passes = _record_passes(replayed_rank, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events
-        if any(stacks):
+        if any(stacks_by_chunk):
             short_passes = ShortenedStagePasses(
-                recorded_events, recorded_passes, replayed_rank.chunks, model_chunks, stacks
+                recorded_events, recorded_passes, replayed_rank.chunks, model_chunks, stacks_by_chunk
             )
             recorded_events, recorded_passes = short_passes.extended_passes()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():

@@ -79,7 +79,8 @@ def fsdp_layout(
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     parallelism_settings = {
-        str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()
+        str(key).removeprefix("parallelism_config_"): parallelism_value
+        for key, parallelism_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
         size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
@@ -189,7 +190,10 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
+    fsdp_table = {
+        str(key).removeprefix("fsdp_"): config_value
+        for key, config_value in reader.table(config, "fsdp_config").items()
+    }
     return _fsdp_run(
         reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )

@@ -38,14 +38,16 @@ class ShortenedStagePasses(ShortenedPasses):
         passes: Sequence[RecordedPass],
         model_chunks: Sequence[ShardedChunk],
         full_chunks: Sequence[ShardedChunk],
-        stacks: Sequence[Sequence[LayerStack]],
+        stacks_by_chunk: Sequence[Sequence[LayerStack]],
     ) -> None:
-        super().__init__(events, passes, [layer_stack for chunk_stacks in stacks for layer_stack in chunk_stacks])
+        super().__init__(
+            events, passes, [layer_stack for chunk_stacks in stacks_by_chunk for layer_stack in chunk_stacks]
+        )
         self.chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(short_chunk, full_chunk, chunk_stacks)
-            for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks, strict=True)
+            for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks_by_chunk, strict=True)
         ]
 
     def _recorded_parameters(

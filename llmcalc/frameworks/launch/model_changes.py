@@ -129,8 +129,11 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
     assignments = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
     ]
-    targets = [target for node in assignments for target in node.targets]
-    name_nodes = [target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target for target in targets]
+    target_nodes = [target_node for node in assignments for target_node in node.targets]
+    name_nodes = [
+        target_node.elts[0] if isinstance(target_node, ast.Tuple) and target_node.elts else target_node
+        for target_node in target_nodes
+    ]
     return {
         variable_node.id
         for variable_node in name_nodes
@@ -167,11 +170,11 @@ def _is_unset(value_node: ast.expr) -> bool:
 def _record_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
-        target.id: _called_name(node.value)
+        target_node.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for target in node.targets
-        if isinstance(target, ast.Name)
+        for target_node in node.targets
+        if isinstance(target_node, ast.Name)
     }
     for call in calls:
         optimizers_node = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
@@ -204,11 +207,11 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
         if id(node) in other_model_nodes:
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
-            target = node.targets[0]
+            target_node = node.targets[0]
             if (
-                isinstance(target, ast.Attribute)
-                and target.attr == "requires_grad"
-                and _is_of_trained_model(target.value)
+                isinstance(target_node, ast.Attribute)
+                and target_node.attr == "requires_grad"
+                and _is_of_trained_model(target_node.value)
             ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
@@ -236,7 +239,7 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
         model_changes.arguments["dtype"] = FORMATS[call.func.attr]
     if call.func.attr == "to":
         value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
-        for format_name in (dotted_name_of(value).removeprefix("torch.") for value in value_nodes):
+        for format_name in (dotted_name_of(value_node).removeprefix("torch.") for value_node in value_nodes):
             if format_name in FORMATS.values():
                 model_changes.arguments["dtype"] = format_name
 
@@ -255,9 +258,12 @@ def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: S
         if _called_name(call) in ("from_pretrained", "from_config"):
             config_sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     for statement in ast.walk(syntax_tree):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if isinstance(target, ast.Attribute) and re.search(r"config$", dotted_name_of(target.value)) is not None:
-            config_sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
+        target_node = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if (
+            isinstance(target_node, ast.Attribute)
+            and re.search(r"config$", dotted_name_of(target_node.value)) is not None
+        ):
+            config_sizes[target_node.attr] = statement.value if isinstance(statement, ast.Assign) else None
     new_sizes = {
         field_name: value.value
         for field_name, value in config_sizes.items()
@@ -272,12 +278,12 @@ def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: S
 
 def _replaces_layers(statement: ast.AST, model_names: Collection[str]) -> bool:
     """Whether a statement assigns or deletes layers of the model."""
-    targets: list[ast.expr] = []
+    target_nodes: list[ast.expr] = []
     if isinstance(statement, ast.Assign | ast.Delete):
-        targets = statement.targets
-    for target in targets:
-        target_node = target.value if isinstance(target, ast.Subscript) else target
-        owner_name, _, attribute_path = dotted_name_of(target_node).partition(".")
+        target_nodes = statement.targets
+    for target_node in target_nodes:
+        owner_node = target_node.value if isinstance(target_node, ast.Subscript) else target_node
+        owner_name, _, attribute_path = dotted_name_of(owner_node).partition(".")
         if owner_name in model_names and attribute_path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

@@ -51,7 +51,8 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(option_value, _value_in_file(launched_run, option))
+            for option, option_value in options.items()
         },
     )
 
@@ -96,7 +97,9 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
     unsupported_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
     option_values = {
-        option: value for option, value in launched_run.settings.items() if option not in unsupported_options
+        option: setting_value
+        for option, setting_value in launched_run.settings.items()
+        if option not in unsupported_options
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")

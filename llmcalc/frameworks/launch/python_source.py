@@ -149,7 +149,9 @@ def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting
     """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
     item_value = value_of(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
-    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
+    is_nested = isinstance(inner_values, list) and any(
+        isinstance(inner_value, dict | list) for inner_value in inner_values
+    )
     return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
 
 
@@ -240,7 +242,9 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
         return {}
     names_and_values = zip(target_node.elts, value_node.elts, strict=True)
     return {
-        name.id: value_of(element, known_values) for name, element in names_and_values if isinstance(name, ast.Name)
+        name.id: value_of(value_element, known_values)
+        for name, value_element in names_and_values
+        if isinstance(name, ast.Name)
     }
 
 
@@ -413,7 +417,9 @@ class Configurations:
         self.count_work(len(owner_config) + len(config))
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {f"{attr_name}.{config_key}".rstrip("."): value for config_key, value in config.items()}
+        owner_config |= {
+            f"{attr_name}.{config_key}".rstrip("."): config_value for config_key, config_value in config.items()
+        }
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 

@@ -400,22 +400,24 @@ def _read_training_command(
             return _read_config(config_file_and_range[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            recipe_name = next(
+                (command_word for command_word in program_line.words if not command_word.startswith("-")), "NAME"
+            )
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = _table_kind(program_line)
-        if table_kind is not None and table_kind.read is not None:
+        config_kind = _table_kind(program_line)
+        if config_kind is not None and config_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
-                table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
+                config_kind, config_kind.read, arguments_table, source_of_command(program_line), options
             )
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
@@ -453,7 +455,10 @@ def _read_by_arguments(
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
+        (command.line, command_word)
+        for command in start_commands
+        for command_word in command.words
+        if is_unresolved(command_word)
     )
     line_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
@@ -491,7 +496,10 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(file.read_python is not None and file.is_python(file_text) for file in launch_file_kinds()):
+        if any(
+            launch_file.read_python is not None and launch_file.is_python(file_text)
+            for launch_file in launch_file_kinds()
+        ):
             return _read_python(
                 file_text, replace(source_file, name_in_errors=file_path, arguments=program_line.words), options
             )
@@ -580,8 +588,10 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
-        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
-        for line in program_lines
+        program_line
+        if (file_kind := _kind_with_launcher(program_line)) is None
+        else file_kind.with_launcher(program_line)
+        for program_line in program_lines
     ]
 
 
@@ -605,8 +615,8 @@ def _table_kind(command_line: CommandLine) -> LaunchFile | None:
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
     """Returns the keys of config files that a command implies, with their values."""
-    table_kind = _table_kind(command_line)
-    return {} if table_kind is None else table_kind.commands[command_line.program]
+    config_kind = _table_kind(command_line)
+    return {} if config_kind is None else config_kind.commands[command_line.program]
 
 
 COUNTS = {

@@ -57,7 +57,8 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
+        name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        for name, variable_value in (typed_variables or {}).items()
     }
     shell_script = ShellScript(
         name_in_errors,
@@ -270,7 +271,9 @@ class StatementReader(WordReader):
             command_words = ["[[", *command_words]
         condition_holds = evaluate_test(command_words)
         if condition_holds is not None:
-            self.script.unset_variables |= {printable(word) for word in command_words if UNSET.fullmatch(word)}
+            self.script.unset_variables |= {
+                printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
+            }
         return condition_holds
 
     def open_block(self, command_words: list[str], separator: str) -> None:
@@ -446,7 +449,7 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {name: text for name, text in assignments.items() if isinstance(text, str)}
+        env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )

@@ -73,9 +73,9 @@ class StageRun:
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
         self.chunk = stage_chunk = next(
-            chunk
-            for chunk in rank_run.chunks
-            if chunk.stage is None or chunk.stage.chunk_index == pipeline_stage.chunk_index
+            model_chunk
+            for model_chunk in rank_run.chunks
+            if model_chunk.stage is None or model_chunk.stage.chunk_index == pipeline_stage.chunk_index
         )
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()

@@ -138,7 +138,9 @@ class ShardedWeights:
         shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
         self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
-        self.updated_sizes = [size for bucket in trained_buckets for size in self._shard_sizes_on_rank(bucket) if size]
+        self.updated_sizes = [
+            shard_size for bucket in trained_buckets for shard_size in self._shard_sizes_on_rank(bucket) if shard_size
+        ]
 
     def _shard_sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""

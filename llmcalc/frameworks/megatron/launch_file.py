@@ -159,7 +159,10 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
+        environment.update(
+            (str(variable_name), _environment_text(variable_value))
+            for variable_name, variable_value in variables_table.items()
+        )
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _record_table_key(reader, table_key)
@@ -260,12 +263,16 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    tp_cp_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
-    moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
-    if tp_cp_devices <= 0 or moe_ranks <= 0:
-        return max(1, tp_cp_devices * settings.pp)
+    tp_cp_size, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    expert_rank_count = max(1, settings.expert_model_parallel_size) * (
+        settings.expert_tensor_parallel_size or settings.tp
+    )
+    if tp_cp_size <= 0 or expert_rank_count <= 0:
+        return max(1, tp_cp_size * settings.pp)
     return (
-        tp_cp_devices * math.lcm(moe_ranks // math.gcd(tp_cp_devices, moe_ranks), instance_count) * max(1, settings.pp)
+        tp_cp_size
+        * math.lcm(expert_rank_count // math.gcd(tp_cp_size, expert_rank_count), instance_count)
+        * max(1, settings.pp)
     )
 
 
@@ -325,10 +332,15 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
         elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
-            reason = next(
-                (reason for name_prefix, reason in REASONS.items() if argument_name.startswith(name_prefix)), ""
+            ignored_reason = next(
+                (
+                    ignored_reason
+                    for name_prefix, ignored_reason in REASONS.items()
+                    if argument_name.startswith(name_prefix)
+                ),
+                "",
             )
-            reader.refuse(flag, reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
+            reader.refuse(flag, ignored_reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored_arguments:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):

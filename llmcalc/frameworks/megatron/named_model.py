@@ -182,8 +182,8 @@ def end_stage_layers(
 
 def smallest_device_count(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    expert_ranks = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
-    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_ranks)
+    expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
+    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_rank_count)
 
 
 def megatron_run(

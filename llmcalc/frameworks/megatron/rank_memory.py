@@ -168,7 +168,10 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         return RecordedRank(None, (), ())
     first_layer_indices = [recorded_chunk.lowering.first_layer_index for recorded_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces, first_layer_indices, [chunk.parameters for chunk in rank_run.chunks], distinguishes_previous_pass
+        pass_traces,
+        first_layer_indices,
+        [model_chunk.parameters for model_chunk in rank_run.chunks],
+        distinguishes_previous_pass,
     )
 
 

@@ -487,7 +487,7 @@ class RankRun:
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = (
+        output_tensor = (
             run_forward()
             if pass_recorder is None
             else pass_recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
@@ -495,7 +495,7 @@ class RankRun:
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(model_chunk, output, chunk_input)
+        return ForwardOutput(model_chunk, output_tensor, chunk_input)
 
     def _forward_pass(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
@@ -525,18 +525,22 @@ class RankRun:
         loss_sum.node = sum_node
         return loss_sum
 
-    def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
+    def backward(
+        self, chunk_input: Tensor | None, forward_output: ForwardOutput, gradient: Tensor | None
+    ) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
         self.meter.place = AllocationPlace("backward")
         pass_recorder = self.passes
 
         def run_backward() -> None:
-            self._backward_pass(output, gradient)
+            self._backward_pass(forward_output, gradient)
 
         if pass_recorder is None:
             run_backward()
         else:
-            pass_recorder.backward(output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward)
+            pass_recorder.backward(
+                forward_output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward
+            )
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:

@@ -366,16 +366,16 @@ def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: Lay
 
 def _layer_index_in_stack(parameter: Parameter, layer_stack: LayerStack) -> int | None:
     """Returns the index of a parameter's layer in a stack; None outside of the stack."""
-    index_position = len(layer_stack.path.split(".")) + 1
-    is_in_stack = ".".join(map(str, parameter.path[1:index_position])) == layer_stack.path
-    return parameter.path[index_position] if is_in_stack else None
+    layer_index_position = len(layer_stack.path.split(".")) + 1
+    is_in_stack = ".".join(map(str, parameter.path[1:layer_index_position])) == layer_stack.path
+    return parameter.path[layer_index_position] if is_in_stack else None
 
 
 def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
     """Returns an equal parameter of a later layer of a stack."""
-    index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
+    layer_index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
     path = list(parameter.path)
-    path[index_position] += added_layers
+    path[layer_index_position] += added_layers
     return parameter._replace(
         path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.leaf)
     )
@@ -403,7 +403,11 @@ def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collectio
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.allocated_in_forward]
-    chunks_with_gather_buffer += [chunk for chunk in reversed(recorded_chunks) if GATHER_BUFFER in chunk.names]
+    chunks_with_gather_buffer = [
+        recorded_chunk for recorded_chunk in recorded_chunks if GATHER_BUFFER in recorded_chunk.allocated_in_forward
+    ]
+    chunks_with_gather_buffer += [
+        recorded_chunk for recorded_chunk in reversed(recorded_chunks) if GATHER_BUFFER in recorded_chunk.names
+    ]
     buffer_sizes = [recorded_chunk.storage_sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

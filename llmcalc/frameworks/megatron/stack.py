@@ -70,14 +70,14 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     stated_arguments = {
         name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments
     }
-    groups = {
+    process_groups = {
         overlapped_group
         for argument_name, overlapped_group in OVERLAPS.items()
         if argument_name in stated_arguments or getattr(settings, argument_name, False)
     }
     if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:
-        groups.discard("tp")
-    return frozenset(groups)
+        process_groups.discard("tp")
+    return frozenset(process_groups)
 
 
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:

@@ -75,17 +75,17 @@ class AttentionKernels(LinearKernels):
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
     def split_product(
-        self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
+        self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.output_values[0].axes[0].name not in HEADS for operation in fused_operations):
-            return super().split_product(fused_operations, product, output_widths)
-        qkv_parts = self.split_columns(product, output_widths)
+            return super().split_product(fused_operations, linear_output, output_widths)
+        qkv_parts = self.split_columns(linear_output, output_widths)
         heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
         query_groups = min(heads)
         # [groups, queries of a group]: no view of heads
         if len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups:
-            del product
+            del linear_output
             for i in (0, 3)[: len(fused_operations) - 2]:
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
         return qkv_parts
@@ -147,18 +147,18 @@ class AttentionKernels(LinearKernels):
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
         output_width = operation.output_values[0].width
 
-        def run_attention(inputs: Sequence[Tensor]) -> Tensor:
-            q, k, v = inputs
+        def run_attention(input_tensors: Sequence[Tensor]) -> Tensor:
+            q, k, v = input_tensors
             return self.attention(q, k, v, heads, kv_heads, output_width, has_mask)
 
-        inputs = [q, k, v]
+        qkv = [q, k, v]
         del q, k, v
-        self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), inputs, strict=True))
+        self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), qkv, strict=True))
         if self.rank_choices.recompute_core:
-            attention_output = self.checkpoint(run_attention, inputs)
+            attention_output = self.checkpoint(run_attention, qkv)
         else:
-            attention_output = run_attention(inputs)
-        del inputs
+            attention_output = run_attention(qkv)
+        del qkv
         self.bind(operation.output_values[0], attention_output)
 
     def attention(
@@ -188,7 +188,7 @@ class AttentionKernels(LinearKernels):
         shares_storage = q.storage is k.storage
         input_shapes = [x.shape for x in qkv]
         fused_qkv_shape = (row_count, q.strides[0]) if shares_storage else None
-        output = self.new_tensor(row_count, output_width)
+        attn_output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
@@ -206,8 +206,8 @@ class AttentionKernels(LinearKernels):
                 for input_shape in input_shapes
             ]
 
-        self.record_node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
-        return self.all_to_all_output(output)
+        self.record_node("attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
+        return self.all_to_all_output(attn_output)
 
     def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass.

@@ -624,8 +624,8 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     end_position = scope_positions[-1] + 1
     gate_positions = [
         i
-        for i, item in enumerate(scope_items)
-        if isinstance(item, Step) and item.node_fields.get("kind") == "shared_expert"
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Step) and scope_item.node_fields.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(

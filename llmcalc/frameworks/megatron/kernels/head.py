@@ -188,9 +188,9 @@ class HeadKernels(ElementwiseKernels):
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
-            item
-            for item in module_scope.items
-            if isinstance(item, ModuleScope) and item.node_fields.get("kind") == "mtp"
+            scope_item
+            for scope_item in module_scope.items
+            if isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [

@@ -408,10 +408,10 @@ class RankKernels(Lowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.checkpoint(run_module, [self.tensor_of(module_input)])
+        checkpointed_output = self.checkpoint(run_module, [self.tensor_of(module_input)])
         if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
-        self.bind(module_output, output)
+        self.bind(module_output, checkpointed_output)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module, with its parameters in Megatron-LM's order.
@@ -455,14 +455,14 @@ class RankKernels(Lowering):
     def record_node(
         self,
         operation_name: str,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        input_tensors: Sequence[Tensor],
+        output_tensors: Sequence[Tensor],
         backward: Back,
         *tensors_to_save: Tensor,
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
-        if not is_recorded(autograd_graph, inputs):
+        if not is_recorded(autograd_graph, input_tensors):
             return
         saved_tensors: SavedTensors = [
             autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save
@@ -471,13 +471,13 @@ class RankKernels(Lowering):
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
-        if len(outputs) == 1:
-            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
+        if len(output_tensors) == 1:
+            record(autograd_graph, operation_name, input_tensors, output_tensors[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
+            record_all(autograd_graph, operation_name, input_tensors, output_tensors, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, input_tensors: Sequence[Tensor], output: Tensor, *tensors_to_save: Tensor
+        self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
@@ -487,11 +487,11 @@ class RankKernels(Lowering):
         self.record_node(
             operation_name,
             input_tensors,
-            [output],
+            [output_tensor],
             lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in input_shapes],
             *tensors_to_save,
         )
-        return output
+        return output_tensor
 
     def copy_reordered(self, operation_name: str, x: Tensor, copy_shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
@@ -531,9 +531,9 @@ class RankKernels(Lowering):
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with autograd_graph.no_grad():
-            output = compute(arguments)
-        self.record_node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
-        return output
+            function_output = compute(arguments)
+        self.record_node("checkpoint", arguments, [function_output], checkpoint_backward, *arguments)
+        return function_output
 
     def dense_copy(self, x: Tensor) -> Tensor:
         """Returns a contiguous copy."""

@@ -31,7 +31,11 @@ class SparseAttentionKernels(Fp8Kernels):
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer_scope = next(
-            (scope for scope in module_scope.items if isinstance(scope, ModuleScope) and scope.name == "indexer"),
+            (
+                module_item
+                for module_item in module_scope.items
+                if isinstance(module_item, ModuleScope) and module_item.name == "indexer"
+            ),
             None,
         )
         if indexer_scope is None:
