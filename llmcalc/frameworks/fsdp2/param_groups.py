@@ -279,8 +279,8 @@ class ParamGroup:
         """Bytes that each rank contributes to the FSDP group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def step_collectives(self, microbatches: int, reduce_passes: int) -> Iterator[Collective]:
-        """Yields the group's collectives in a step. reduce_passes: number of backward passes that reduce gradients."""
+    def step_collectives(self, microbatches: int, reduction_count: int) -> Iterator[Collective]:
+        """Yields the group's collectives in a step. reduction_count: backward passes that reduce gradients."""
         sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shard_count
@@ -298,14 +298,16 @@ class ParamGroup:
                 sharding.shard_count,
                 True,
                 reduced_bytes * sharding.shard_count,
-                reduce_passes,
+                reduction_count,
             )
         if sharding.replicas > 1 and trained_elements:
-            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduce_passes)
-        gradient_dtype = sharding.gathered_dtype if reduce_passes == microbatches else sharding.reduce_dtype
+            yield Collective(
+                self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduction_count
+            )
+        gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduce_passes)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduction_count)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -502,9 +504,11 @@ class ParamGroup:
             self.traffic.collectives.append(self._tensor_all_reduce(summed_gradient.bytes))
         return summed_gradient
 
-    def _tensor_all_reduce(self, nbytes: Number, repetitions: int = 1) -> Collective:
+    def _tensor_all_reduce(self, nbytes: Number, repetition_count: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetitions)
+        return Collective(
+            self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetition_count
+        )
 
     def _foreach_reduce(
         self, gradient_params: Sequence[Parameter], unsharded_grads: list[Tensor]

@@ -208,8 +208,10 @@ def replay_stage(
     if sum(len(model_chunk.stage.layers) for model_chunk in replayed_rank.chunks) > MANY:
         return None
     replayed_rank.set_up()
-    parameters = [model_chunk.gathered_parameters() for model_chunk in replayed_rank.chunks]
-    shard_shapes = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
+    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in replayed_rank.chunks]
+    shard_shapes = tuple(
+        parameter.shard.shape for chunk_parameters in parameters_by_chunk for parameter in chunk_parameters
+    )
     rank_coordinates = layout.coordinates(fsdp_setup.rank)
     cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(replayed_rank))
     if cache_key not in recorded_ranks:
@@ -250,9 +252,9 @@ def _replay_recorded(
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
-    parameters = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
+    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
     replayed_passes = ReplayedPasses(
-        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
+        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
     )
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = replayed_passes

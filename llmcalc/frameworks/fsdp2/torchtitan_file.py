@@ -221,14 +221,14 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
     pp = job_config.integer_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
     cp = job_config.integer_of("context_parallel_degree", 1, "parallelism", "experimental")
     ep = job_config.integer_of("expert_parallel_degree", 1, "parallelism")
-    replicas = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
+    replica_count = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
     dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
         raise reader.argument_error(full_key, "0; expected -1 or at least 1")
-    other_ranks = tp * pp * cp * replicas
+    other_ranks = tp * pp * cp * replica_count
     if world_size is None:
         world_size = other_ranks * dp_shards if dp_shards > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
         reader.notes.append(f"{world_size} devices are assumed")
@@ -236,8 +236,8 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         dp_shards = max(1, world_size // other_ranks)
     if other_ranks * dp_shards != world_size:
         raise InputError(
-            f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas {replicas} · "
-            f"tensor {tp} · pipeline {pp} · context {cp}"
+            f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas "
+            f"{replica_count} · tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
     reshards_after_forward = RESHARD[
@@ -251,14 +251,14 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         tp=tp,
         pp=pp,
         cp=cp,
-        dp=dp_shards * replicas,
+        dp=dp_shards * replica_count,
         ep=ep,
         etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
         cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
-        hsdp_replicas=replicas,
+        hsdp_replicas=replica_count,
         reshard=pp == 1 if reshards_after_forward is None else reshards_after_forward,
         schedule=schedule,
         pp_layout=stage_sizes,

@@ -47,13 +47,13 @@ def read_script(
     name_in_errors: str,
     typed_variables: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
-    machine_devices: int | None = None,
+    devices_per_machine: int | None = None,
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
-    machine_devices: number of devices of the container that runs the script; None (default) if unknown.
+    devices_per_machine: number of devices of the container that runs the script; None (default) if unknown.
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
@@ -64,7 +64,7 @@ def read_script(
         name_in_errors,
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
-        machine_devices=machine_devices,
+        machine_devices=devices_per_machine,
     )
     shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
     StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
