@@ -31,7 +31,7 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
 def validate_optional_whole(
     option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST
 ) -> int | None:
-    """Validates an integer as `whole` does, but accepts None."""
+    """Validates an integer as `validate_whole` does, but accepts None."""
     return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
 
 

@@ -623,7 +623,7 @@ def lora_settings(
 ) -> dict[str, Any]:
     """Returns the settings of LoRA adapters.
 
-    rank, target_pair, saved_modules: the argument's name and its value; None for the default.
+    rank, targets_argument, saved_modules: the argument's name and its value; None for the default.
     dropout_value: the dropout of the adapters' input; None or 0 for none.
     magnitude_value: whether adapters train magnitudes, too (DoRA); false by default.
     expert_argument: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for

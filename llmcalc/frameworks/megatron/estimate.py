@@ -60,7 +60,7 @@ def measure_passes(
 class StageRun:
     """Runs the passes of a micro-batch on a stage, without other stages.
 
-    first_repeats: repeats of its pattern of layers in the first run; None for all layers.
+    first_layer_repeats: repeats of its pattern of layers in the first run; None for all layers.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StageRun:
         return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
+        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
         self.layers.set_repeats(layer_repeats)
         start_bytes = memory_meter.now

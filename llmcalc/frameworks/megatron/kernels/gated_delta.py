@@ -152,7 +152,7 @@ class DeltaKernels(MambaKernels):
 def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """Runs torch_chunk_gated_delta_rule: the delta rule in fp32 by torch's operations.
 
-    q, k: [B, T, H, K]; v: [B, T, H, V]; output_gradient, beta: [B, T, H].
+    q, k: [B, T, H, K]; v: [B, T, H, V]; log_decay, beta: [B, T, H].
     """
     query, key, value, beta, log_decay = [
         aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, log_decay)
