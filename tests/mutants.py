@@ -121,7 +121,9 @@ MUTANTS = (
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),
-    Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
+    Mutant(
+        "frameworks/deepspeed/partitions.py", "(ALIGNMENT * rank_count)) * ALIGNMENT *", "rank_count) *"
+    ),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),
     Mutant("reports/params.py", "parameter_count.active != total_params:", "parameter_count.active > total_params:"),

@@ -546,7 +546,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings = lora_settings(
         reader,
         rank=("peft.dim", reader.value(adapters, "dim", 8)),
-        target_pair=("peft.target_modules", "all-linear" if is_every_layer else target_names),
+        targets_argument=("peft.target_modules", "all-linear" if is_every_layer else target_names),
         dropout_value=adapters.get("dropout"),
         magnitude_value=reader.flag(adapters, "use_dora"),
     )

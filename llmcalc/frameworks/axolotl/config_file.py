@@ -397,7 +397,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
-        target_pair=("lora_target_modules", target_modules),
+        targets_argument=("lora_target_modules", target_modules),
         saved_modules=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout_value=config.get("lora_dropout"),
         magnitude_value=reader.flag(config, "peft_use_dora"),

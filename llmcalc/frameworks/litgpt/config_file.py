@@ -144,7 +144,7 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 8)),
-        target_pair=("lora_query", target_modules),
+        targets_argument=("lora_query", target_modules),
         dropout_value=reader.value(config, "lora_dropout", 0.05),
     )
     adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}

@@ -230,7 +230,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 8)),
-        target_pair=("lora_target", "all-linear" if target_modules == "all" else target_modules),
+        targets_argument=("lora_target", "all-linear" if target_modules == "all" else target_modules),
         saved_modules=("additional_target", config.get("additional_target")),
         dropout_value=config.get("lora_dropout"),
         magnitude_value=reader.flag(config, "use_dora"),

@@ -148,7 +148,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("peft_config.r", reader.value(peft_table, "r", 8)),
-        target_pair=("peft_config.target_modules", "all-linear" if target_modules == "all" else target_modules),
+        targets_argument=("peft_config.target_modules", "all-linear" if target_modules == "all" else target_modules),
         saved_modules=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
         dropout_value=reader.value(peft_table, "lora_dropout", 0.05),
         magnitude_value=peft_table.get("use_dora"),

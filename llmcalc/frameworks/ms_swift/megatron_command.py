@@ -157,7 +157,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings = lora_settings(
         reader,
         rank=("--lora_rank", reader.integer(config, "lora_rank", 8)),
-        target_pair=("--target_modules", target_modules),
+        targets_argument=("--target_modules", target_modules),
         dropout_value=float(reader.value(config, "lora_dropout", "0.05")),
     )
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}

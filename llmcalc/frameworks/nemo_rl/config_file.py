@@ -303,7 +303,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            target_pair=(
+            targets_argument=(
                 "policy.dtensor_cfg.lora_cfg.target_modules",
                 "all-linear" if adapts_all_layers else target_modules,
             ),

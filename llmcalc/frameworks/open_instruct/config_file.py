@@ -85,7 +85,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 64)),
-        target_pair=("lora_target_modules", target_modules),
+        targets_argument=("lora_target_modules", target_modules),
         dropout_value=reader.value(config, "lora_dropout", 0.1),
     )
     return adapter_settings | ({"base": "nf4-dq"} if reader.flag(config, "use_qlora") else {})

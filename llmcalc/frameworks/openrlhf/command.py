@@ -201,7 +201,7 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     lora_rank = config.get("ds.lora.rank")
     if lora_rank not in (None, 0):
         target_pair = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("--ds.lora.rank", lora_rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", lora_rank), targets_argument=target_pair)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings

@@ -282,7 +282,7 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
-        target_pair=("model.lora_attn_modules", targets),
+        targets_argument=("model.lora_attn_modules", targets),
         dropout_value=model.get("lora_dropout"),
         magnitude_value=reader.flag(model, "use_dora"),
     )

@@ -70,7 +70,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             **lora_settings(
                 reader,
                 rank=("lora.lora_r", reader.value(lora_table, "lora_r", 16)),
-                target_pair=("lora.target_modules", lora_table.get("target_modules")),
+                targets_argument=("lora.target_modules", lora_table.get("target_modules")),
                 dropout_value=lora_table.get("lora_dropout"),
                 magnitude_value=lora_table.get("use_dora"),
             ),

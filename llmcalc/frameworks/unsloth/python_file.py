@@ -287,7 +287,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
     adapter_settings = lora_settings(
         reader,
         rank=("r", reader.value(peft_values, "r", 16)),
-        target_pair=("target_modules", target_names),
+        targets_argument=("target_modules", target_names),
         saved_modules=("modules_to_save", saved_names),
         dropout_value=peft_values.get("lora_dropout"),
         magnitude_value=peft_values.get("use_dora"),

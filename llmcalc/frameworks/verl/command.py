@@ -207,7 +207,7 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
         target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), targets_argument=target_pair)
     return settings
 
 

@@ -34,7 +34,7 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
-        return self._new_quantised_weight(
+        return self._new_quantized_weight(
             operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
         )
 
@@ -90,10 +90,10 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters.base_storage == "int8":
             raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", operation.name)
         expert_count, row_count, column_count = shape
-        self._new_quantised_weight(operation.name, expert_count * row_count, column_count)
+        self._new_quantized_weight(operation.name, expert_count * row_count, column_count)
         return self._decode_weight(shape, self.dtype)
 
-    def _new_quantised_weight(self, parameter_name: str, row_count: Number, column_count: Number) -> Tensor:
+    def _new_quantized_weight(self, parameter_name: str, row_count: Number, column_count: Number) -> Tensor:
         assert self.adapters is not None
         weight_path = self.module_path()
         codes, *_ = [
@@ -201,7 +201,7 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{layer_name}.bias", (total_width,)) if biased_steps else None
         if self._is_quantised(operations[0]):
-            weight = self._new_quantised_weight(layer_name, total_width, x.shape[-1])
+            weight = self._new_quantized_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
         fused_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
