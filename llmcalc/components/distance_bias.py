@@ -193,17 +193,17 @@ class RelativeBias(DistanceBuckets, StackPart):
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import TableRows
 
-        buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=buckets.size)
-        bias_table, _ = recorder.table("", buckets, heads, of=bucket_rows, by="all")
+        bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=bucket_axis.size)
+        bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
-                "blocks", buckets, heads, of=bucket_rows, by="all"
+                "blocks", bucket_axis, heads, of=bucket_rows, by="all"
             )
-        for i, table_buckets in enumerate(self.other_buckets):
-            table_rows = TableRows(row_count=table_buckets)
-            recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
+        for i, bucket_count in enumerate(self.other_buckets):
+            table_rows = TableRows(row_count=bucket_count)
+            recorder.table(f"other_{i}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle")
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -218,11 +218,11 @@ class RelativeBias(DistanceBuckets, StackPart):
                     bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
-        for table_index, table_buckets in enumerate(self.other_buckets):
+        for table_index, table_bucket_count in enumerate(self.other_buckets):
             bias.add_module(
                 f"other_{table_index}",
                 _reference_classes()["relative"](
-                    table_buckets, max_distance, self.num_attention_heads, model_properties.is_causal
+                    table_bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
         return bias
@@ -250,8 +250,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.causal, self.furthest, self.buckets = causal, max_distance, bucket_count
             self.weight = nn.Parameter(torch.randn(bucket_count, heads) * 0.02)
 
-        def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-            distance, bucket_count = keys[None, :] - queries[:, None], self.buckets
+        def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+            distance, bucket_count = key_positions[None, :] - query_positions[:, None], self.buckets
             bucket_offset: Tensor | int = 0
             if self.causal:
                 distance = (-distance).clamp(min=0)
@@ -295,9 +295,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = pass_state.positions(0, total_tokens, q.device)
-            distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+            query_positions = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            key_positions = pass_state.positions(0, total_tokens, q.device)
+            distance = (
+                (query_positions[:, None] - key_positions[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+            )
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 
     return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}

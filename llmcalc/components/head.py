@@ -142,11 +142,11 @@ class LMHead(Component):
                 "decoder", transformed_x, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
             )
         input_axes = x.axes if width is None else (width,)
-        embedding_part, remaining_features = recorder.split(
+        embedding_features, remaining_features = recorder.split(
             transformed_x, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
         logits = recorder.linear(
-            "decoder", embedding_part, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
+            "decoder", embedding_features, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
         )
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=logit_rows))
 
@@ -203,8 +203,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedding_part, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                logits: Tensor = self.decoder(embedding_part) + self.more_columns(remaining_features)
+                embedding_features, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedding_features) + self.more_columns(remaining_features)
             else:
                 logits = self.decoder(x)
             return logits

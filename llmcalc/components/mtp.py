@@ -280,11 +280,11 @@ def _reference_class() -> Callable[..., nn.Module]:
         streams: ResidualStreams | None,
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
-        prediction = PredictionReference(
+        prediction_modules = PredictionReference(
             ModuleReference(spec, model_properties, block, output, streams) for _ in range(module_count)
         )
-        for prediction_module in prediction if spec.repeated else ():
-            share_tensors(prediction[0], prediction_module)
-        return prediction
+        for prediction_module in prediction_modules if spec.repeated else ():
+            share_tensors(prediction_modules[0], prediction_module)
+        return prediction_modules
 
     return build_modules

@@ -68,20 +68,20 @@ def _group_nodes_by_modules(
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    places_by_modules: dict[tuple[NodeModules | str, ...], list[NodePosition]] = {}
+    positions_by_modules: dict[tuple[NodeModules | str, ...], list[NodePosition]] = {}
     for node_position in model_tree.walk(run_config):
         node_paths = module_paths(node_position)
         if not node_position.path or not all(node_path in modules_of_nodes for node_path in node_paths):
             continue
         node_modules = [modules_of_nodes[node_path] for node_path in node_paths]
         is_shared = any(modules_of_node.node_count > 1 for modules_of_node in node_modules)
-        node_group = places_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        node_group = positions_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [
             grouped_position
             for grouped_position in node_group
             if not node_position.path.startswith(f"{grouped_position.path}.")
         ] + [node_position]
-    return places_by_modules.values()
+    return positions_by_modules.values()
 
 
 def _fused_nodes_name(node_positions: list[NodePosition]) -> str:

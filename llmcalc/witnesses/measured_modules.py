@@ -59,7 +59,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(config_path, model_type, "auto_map" in config_file)
     try:
-        module = build_class_model(config, is_to_run=False)
+        module = build_class_model(config, will_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config

@@ -185,8 +185,8 @@ def reference_settings(settings: Settings) -> Settings:
         settings = settings.with_changes(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
-    library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
-    return settings.with_changes(optimizer_impl=settings.optimizer_impl or library_choice)
+    default_implementation = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
@@ -219,17 +219,19 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
     memory_use, run_setup = memory(spec, settings).states, configured_run(spec, settings)
-    dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
+    dropout_points = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
         and run_setup.kernel_choices.attention == "sdpa-math"
-        and "attention" in dropout_places
+        and "attention" in dropout_points
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
     if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
-        return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
+        return next(
+            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
+        )
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
@@ -481,8 +483,8 @@ class CpuStorageTracker(StorageTracker):
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. step_count: as in `simulate_steps`."""
-    is_cpu_tracker = device == "cpu" and training.implementation != "fused"
-    tracker = (CpuStorageTracker if is_cpu_tracker else StorageTracker)(device=device)
+    uses_cpu_tracker = device == "cpu" and training.implementation != "fused"
+    tracker = (CpuStorageTracker if uses_cpu_tracker else StorageTracker)(device=device)
     peaks_by_quantity: dict[str, int] = {}
     results_after_forward: dict[str, Any] = {}
 

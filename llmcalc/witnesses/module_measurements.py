@@ -146,11 +146,11 @@ def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
 
 
 def count_flops(
-    module: nn.Module, run: Callable[[], Any], includes_backward: bool = False
+    module: nn.Module, run_model: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
 
-    run: calls the module and returns the tensors that a loss would be computed from.
+    run_model: calls the module and returns the tensors that a loss would be computed from.
     includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
@@ -160,7 +160,7 @@ def count_flops(
     root_name = type(module).__name__
     backward_owners = BackwardOwners(module) if includes_backward else None
     with flop_counter() as counter, torch.set_grad_enabled(includes_backward):
-        model_outputs = run()
+        model_outputs = run_model()
         forward_flops = flops_by_path(counter, root_name)
         if backward_owners is None:
             return forward_flops, {}
@@ -243,8 +243,8 @@ class BackwardOwners:
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
-    elements_by_id = (
+    paths_and_bytes = (
         (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors))
         for submodule, tensors in stored_cache.items()
     )
-    return _sum_over_submodules(elements_by_id)
+    return _sum_over_submodules(paths_and_bytes)

@@ -66,8 +66,8 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     tower_names = {
-        tower_key[len(TOWERS) :]: tower_names_entry
-        for tower_key, tower_names_entry in (context_modules or class_module_names).items()
+        tower_key[len(TOWERS) :]: tower_module_names
+        for tower_key, tower_module_names in (context_modules or class_module_names).items()
         if tower_key.startswith(TOWERS)
     }
     tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
@@ -342,7 +342,10 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     paths_outside_layers = {
-        tensor for path, modules in modules_of_nodes.items() if "layers." not in path for tensor in modules.modules
+        tensor_path
+        for path, modules in modules_of_nodes.items()
+        if "layers." not in path
+        for tensor_path in modules.modules
     }
     for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""

@@ -81,13 +81,13 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
     Raises `InputError` if none fit.
     """
-    learned_rows = learned_positions(spec)
-    if learned_rows == 1 and not spec.one_pass_model_name:
+    max_positions = learned_positions(spec)
+    if max_positions == 1 and not spec.one_pass_model_name:
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned_rows if learned_rows is None or spec.one_pass_model_name else learned_rows - 1
+    return max_positions if max_positions is None or spec.one_pass_model_name else max_positions - 1
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:

@@ -115,9 +115,9 @@ class TrainingLoop:
         self.updated: list[Tensor] = (
             [parameter.detach().float() for parameter in self.weights] if training.has_master_weights else self.weights
         )
-        matrices = layer_matrices(self.module)
+        matrix_ids = layer_matrices(self.module)
         parameters = [
-            (tensor, id(weight) in matrices) for tensor, weight in zip(self.updated, self.weights, strict=True)
+            (tensor, id(weight) in matrix_ids) for tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
         self.optimizers = build_optimizers(
             training.optimizer, parameters, training.implementation, training.has_momentum
@@ -158,15 +158,15 @@ class TrainingLoop:
         self._update_parameters()
         phase_callback("step", None)
 
-    def micro_batch(self, on_phase: PhaseCallback) -> None:
-        """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
+    def micro_batch(self, phase_callback: PhaseCallback) -> None:
+        """Runs the passes of one micro-batch. phase_callback: called after `forward` and `backward`."""
         self.create_tokens()
         with kernel_variants.kernel_context(self.training.kernel_choices):
             loss = self.loss()
-            on_phase("forward", loss)
+            phase_callback("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
-        on_phase("backward", None)
+        phase_callback("backward", None)
 
     def create_tokens(self) -> None:
         """Creates the tokens of a micro-batch."""

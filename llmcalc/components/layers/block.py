@@ -131,7 +131,7 @@ class Layer(Component):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        """The layer scaled to another width. hidden_size: the old width. heads, widened: functions of old sizes.
+        """The layer scaled to another width. hidden_size: the old width. heads, scale_width: functions of old sizes.
 
         Raises `UnscalableError`, with the reason, where the layer cannot be scaled that way.
         """
@@ -177,9 +177,9 @@ class Layer(Component):
     def sublayer_dependency(self) -> str:
         """The field that makes one of the sublayers depend on another layer or on the model; empty if independent."""
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.dependency_field() if isinstance(component, Component) else ""
-            if field_of_part:
-                return f"{field_name}.{field_of_part}"
+            dependency_field = component.dependency_field() if isinstance(component, Component) else ""
+            if dependency_field:
+                return f"{field_name}.{dependency_field}"
         return ""
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
@@ -270,14 +270,14 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        sublayer_parts: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
+        components: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
         sublayer_names = (
             "cross_attn" if sublayer_index == 1 else getattr(component, "node_name", "")
-            for sublayer_index, component in enumerate(sublayer_parts)
+            for sublayer_index, component in enumerate(components)
         )
         return [
             (sublayer, component)
-            for sublayer, component in zip(sublayer_names, sublayer_parts, strict=True)
+            for sublayer, component in zip(sublayer_names, components, strict=True)
             if isinstance(component, Component)
         ]
 
@@ -331,7 +331,7 @@ class Block(Layer):
         return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
 
     def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
-        """Returns the residual stream after a sublayer with output y."""
+        """Returns the residual stream x plus a sublayer's output, with the norms and scales of the sum."""
         if self.norm_placement == "post":
             return self._normalize(recorder, f"{sublayer}_post_norm", recorder.add(x, sublayer_output))
         if self.norm_placement != "pre":
@@ -363,8 +363,8 @@ class Block(Layer):
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
+        rmsnorm, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rmsnorm, norm_placement="pre")
         layernorm_block = base_block.model_copy(update={"norm": layernorm})
         return [
             base_block,
@@ -419,7 +419,7 @@ def _reference_class() -> type[nn.Module]:
                 self.input_norm = spec.input_norm.reference(model_properties)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             self.network = getattr(spec.feed_forward, "node_name", "")
-            for component, part_context in (
+            for component, part_properties in (
                 (spec.attention, model_properties),
                 (
                     spec.cross_attention,
@@ -433,20 +433,20 @@ def _reference_class() -> type[nn.Module]:
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    sublayer = "cross_attn" if part_context.is_cross_attention else component.node_name
-                    self.add_module(sublayer, component.reference(part_context))
+                    sublayer = "cross_attn" if part_properties.is_cross_attention else component.node_name
+                    self.add_module(sublayer, component.reference(part_properties))
                     self.order.append(sublayer)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
             for sublayer in self.order if spec.residual_scale else ():
-                hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
-                if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", ResidualScaling(hidden_size, bias=scales_both))
+                hidden_size, has_scale_bias = model_properties.hidden_size, spec.residual_scale is True
+                if has_scale_bias or spec.residual_scale == "output":
+                    self.add_module(f"{sublayer}_out_scale", ResidualScaling(hidden_size, bias=has_scale_bias))
                 if spec.residual_scale == "gate":
                     self.add_module(f"{sublayer}_out_gate", vector_module(torch.ones(1)))
-                if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", ResidualScaling(hidden_size, bias=scales_both))
+                if has_scale_bias or spec.residual_scale == "residual":
+                    self.add_module(f"{sublayer}_residual_scale", ResidualScaling(hidden_size, bias=has_scale_bias))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm_name in (f"{sublayer}_{position}_norm" for position in norm_positions):
@@ -460,7 +460,7 @@ def _reference_class() -> type[nn.Module]:
             return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
         def _residual_sum(self, sublayer: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
-            """Returns the residual stream x after a sublayer with output y."""
+            """Returns the residual stream x plus a sublayer's output, with the norms and scales of the sum."""
             sublayer_output = self._normalize(
                 f"{sublayer}_out_scale", self._normalize(f"{sublayer}_post_norm", sublayer_output)
             )

@@ -70,8 +70,8 @@ class ConformerLayer(PreNormLayer):
         convolution = ConformerConvolution(kernel_size=5, bias=True, convolved=True, batch_norm=True, centred=True)
         norm = Norm(type="layernorm")
         layer = cls(attention=attention, feed_forward=network, convolution=convolution, norm=norm)
-        causal = ConformerConvolution(kernel_size=4, norm=norm)
-        return [layer, layer.model_copy(update={"convolution": causal})]
+        causal_convolution = ConformerConvolution(kernel_size=4, norm=norm)
+        return [layer, layer.model_copy(update={"convolution": causal_convolution})]
 
 
 @cache

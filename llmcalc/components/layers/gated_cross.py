@@ -97,13 +97,18 @@ class GatedCrossLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms = Norm(type="rmsnorm")
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms))
+        rmsnorm = Norm(type="rmsnorm")
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rmsnorm))
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        layer = cls(attention=attention, feed_forward=network, norm=rms)
+        layer = cls(attention=attention, feed_forward=network, norm=rmsnorm)
         wide_source_layer = layer.model_copy(update={"source_size": 24})
-        other_norm = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
-        return [layer, wide_source_layer, other_norm, wide_source_layer.model_copy(update={"gate_per_feature": True})]
+        layernorm_layer = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
+        return [
+            layer,
+            wide_source_layer,
+            layernorm_layer,
+            wide_source_layer.model_copy(update={"gate_per_feature": True}),
+        ]
 
 
 class GatedCrossTextLayer(GatedCrossLayer):
@@ -149,10 +154,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             if not self.runs:
                 return x
-            forward_without_image = replace(pass_state, encoder_output=x.new_zeros(x.shape[0], 0, self.source_size))
+            pass_without_image = replace(pass_state, encoder_output=x.new_zeros(x.shape[0], 0, self.source_size))
             for sublayer in ("cross_attn", "mlp"):
                 sublayer_output = self.get_submodule(sublayer)(
-                    self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image
+                    self.get_submodule(f"{sublayer}_pre_norm")(x), pass_without_image
                 )
                 gate: Any = self.get_submodule(f"{sublayer}_gate")
                 x = x + sublayer_output * torch.tanh(gate.weight)

@@ -71,9 +71,12 @@ def _reference_class() -> type[nn.Module]:
     class NormGate(nn.Module):
         """Multiplies a norm's output by its gate, between 0 and 1. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, hidden: int, rank: int) -> None:
+        def __init__(self, hidden_size: int, rank: int) -> None:
             super().__init__()
-            self.down_proj, self.up_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
+            self.down_proj, self.up_proj = (
+                nn.Linear(hidden_size, rank, bias=False),
+                nn.Linear(rank, hidden_size, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)

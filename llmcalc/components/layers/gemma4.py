@@ -101,16 +101,16 @@ class Gemma4Layer(WholeLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         """Returns examples without per-layer embeddings, which the stack's examples include."""
-        rms = Norm(type="rmsnorm")
+        rmsnorm = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
         expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
         experts = MoE(
-            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rms, expert_scale=True)
+            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rmsnorm, expert_scale=True)
         )
         return [
-            cls(attention=attention, feed_forward=dense_network, norm=rms),
-            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rms),
+            cls(attention=attention, feed_forward=dense_network, norm=rmsnorm),
+            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rmsnorm),
         ]
 
 

@@ -52,7 +52,7 @@ class GlobalTokens(ResidualStreams):
     block_size: ChunkSize
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required_fields = _required_streams(self)
+        required_fields = _required_stack_fields(self)
         if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
@@ -82,7 +82,7 @@ class GlobalTokens(ResidualStreams):
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
 
 
-def _required_streams(component: Any) -> Mapping[str, Any]:
+def _required_stack_fields(component: Any) -> Mapping[str, Any]:
     return {
         "type": "global_tokens",
         "num_global_tokens": component.num_global_tokens,
@@ -120,7 +120,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         return (self.block_size,)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        return {"streams": _required_streams(self)}
+        return {"streams": _required_stack_fields(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise UnscalableError("attention to global tokens is for encoders; expected a decoder")
@@ -229,15 +229,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text_token: Tensor) -> Tensor:
             score_scale, global_count = q.shape[-1] ** -0.5, self.count
-            global_visibility = is_text_token.new_ones(global_count)
+            global_mask = is_text_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
-            scores = scores.masked_fill(~torch.cat([global_visibility, is_text_token]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([global_mask, is_text_token]), float("-inf"))
             global_output = self._softmax_weights(scores) @ v
             blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
             block_mask = is_text_token.unflatten(0, (-1, self.block))
-            mask = torch.cat([global_visibility.expand(len(block_mask), -1), block_mask], -1)[:, None]
+            mask = torch.cat([global_mask.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * score_scale
             attn_weights = self._softmax_weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (

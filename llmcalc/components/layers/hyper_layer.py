@@ -79,26 +79,26 @@ class HyperLayer(PreNormLayer):
 
     def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
-        stream_axis, hidden = x.axes
+        stream_axis, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
         with recorder.scope(sublayer, kind="residual"):
-            read_logits, write_logits, *matrix = _connection_weights(
+            read_logits, write_logits, *mix_logits = _connection_weights(
                 recorder, x, JoinedShapes(((stream_axis,), (stream_axis,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
                 read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, stream_axis, keeps_state=True)
-            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden_axis)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
                 return weighted_sum, recorder.plus(output_weights, self.hc_eps), x
-            recorder.hold(raw=matrix[0])
-            softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
-            softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
+            recorder.hold(raw=mix_logits[0])
+            mix_matrix = recorder.plus(recorder.act(mix_logits[0], "softmax"), self.hc_eps)
+            mix_matrix = recorder.sinkhorn(mix_matrix, self.hc_sinkhorn_iters, self.hc_eps)
             x = recorder.core(
-                "mix", ops.ResidualStreamMix(stream_axis.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
+                "mix", ops.ResidualStreamMix(stream_axis.size, hidden_axis.size, x.rows), mix_matrix, x, axes=x.axes
             )
             return weighted_sum, output_weights, x
 

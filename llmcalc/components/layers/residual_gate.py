@@ -82,8 +82,8 @@ def _reference_class() -> type[nn.Module]:
                 sublayer_output = self.get_submodule(f"{sublayer}_post_norm")(sublayer_output)
                 gate: Any = self.get_submodule(f"{sublayer}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)
-                residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
-                x = residual_share * x + gate_weight * sublayer_output
+                residual_weight = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
+                x = residual_weight * x + gate_weight * sublayer_output
             return x
 
     return ResidualGateReference

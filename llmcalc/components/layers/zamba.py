@@ -98,26 +98,28 @@ class SharedBlock(Part):
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
+        def record_adapter(adapter_input: Value, output_axes: Shape) -> Value:
             return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
         normed_x = recorder.part("self_attn_pre_norm", norm, x)
-        attention_adapter = adapter if self.attention_adapters else None
+        attention_adapter = record_adapter if self.attention_adapters else None
         attn_output = recorder.part("self_attn", self.attention, normed_x, out=out, adapter=attention_adapter)
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
-            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else adapter)
+            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else record_adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
-        network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
-        gate = recorder.linear("gate_proj", x, ffn, bias=network.gate_bias)
-        up_projection = recorder.linear("up_proj", x, ffn, bias=network.up_bias)
+        network, ffn_axis = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
+        gate = recorder.linear("gate_proj", x, ffn_axis, bias=network.gate_bias)
+        up_projection = recorder.linear("up_proj", x, ffn_axis, bias=network.up_bias)
         recorder.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
-            gate_addition, up_addition = recorder.split(adapter(x, (JoinedShapes(((ffn,), (ffn,))),)), (ffn,), (ffn,))
+            gate_addition, up_addition = recorder.split(
+                adapter(x, (JoinedShapes(((ffn_axis,), (ffn_axis,))),)), (ffn_axis,), (ffn_axis,)
+            )
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
@@ -139,8 +141,8 @@ class SharedBlock(Part):
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
                 "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
-            ) as adapter_positions:
-                adapter_positions.per_layer = adapter_role == "kept"  # the layers that run them create them
+            ) as other_adapters_scope:
+                other_adapters_scope.per_layer = adapter_role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -227,18 +229,22 @@ class ZambaLayer(Layer):
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4)
         network = FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
-        rotary = attention.model_copy(update={"position": Rope()})
+        rotary_attention = attention.model_copy(update={"position": Rope()})
         shared_blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
-            (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
+            (Mamba2.examples()[0], SharedBlock(attention=rotary_attention, feed_forward=network, adapter_rank=3)),
             (
                 Mamba2.examples()[1],
-                SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True),
+                SharedBlock(attention=rotary_attention, feed_forward=network, adapter_rank=3, attention_adapters=True),
             ),
             (
                 Mamba2.examples()[1],
                 SharedBlock(
-                    attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2
+                    attention=rotary_attention,
+                    feed_forward=network,
+                    adapter_rank=3,
+                    attention_adapters=True,
+                    idle_adapters=2,
                 ),
             ),
         ]

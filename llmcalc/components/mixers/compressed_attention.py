@@ -119,7 +119,7 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
-        window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
+        window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
                 recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
@@ -139,8 +139,8 @@ class CompressedAttention(EntryAttention):
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
-            return recorder.cat(delayed_window, current_series, axes=(window_rows, head_dim)), recorder.cat(
-                delayed_gate, current_gate, axes=(window_rows, head_dim)
+            return recorder.cat(delayed_window, current_series, axes=(window_axes, head_dim)), recorder.cat(
+                delayed_gate, current_gate, axes=(window_axes, head_dim)
             )
 
     def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
@@ -235,8 +235,8 @@ def _reference_class() -> type[nn.Module]:
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, pass_state)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
-                positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
+                first_entry_index = 0 if kv_entries is None else kv_entries.shape[1]
+                positions = (torch.arange(window_count, device=x.device) + first_entry_index) * self.rate
                 new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
@@ -253,16 +253,14 @@ def _reference_class() -> type[nn.Module]:
             self.compressor = EntryCompressor(spec, hidden_size, spec.indexer.index_head_dim)
 
         @torch.no_grad()
-        def forward(
-            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, pass_state: PassState
-        ) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, allowed_mask: Tensor, pass_state: PassState) -> Tensor:
             kv_entries = self.compressor(x, pass_state)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
-                scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+                scores.masked_fill(~allowed_mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
             return ranked_entries[..., : self.topk]
 
@@ -284,18 +282,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             kv_entries = self.compressor(x, pass_state)
-            complete_entries = (
+            complete_entry_counts = (
                 pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
             ) // spec.compress_rate
-            allowed_entries = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entries[:, None]
+            allowed_mask = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entry_counts[:, None]
             if spec.indexer is None:
-                return kv_entries, allowed_entries
-            selected_entries = self.indexer(x, compressed_query, allowed_entries, pass_state)
+                return kv_entries, allowed_mask
+            selected_entries = self.indexer(x, compressed_query, allowed_mask, pass_state)
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), allowed_entries[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
+                return kv_entries.gather(1, gather_index), allowed_mask[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(allowed_mask).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return kv_entries, (allowed_entries & selected_mask)[:, None]
+            return kv_entries, (allowed_mask & selected_mask)[:, None]
 
     return CompressedAttentionReference

@@ -89,11 +89,11 @@ class EntryAttention(TokenMixer):
         heads, head_dim = self.num_attention_heads, self.head_dim
         if heads * head_dim % self.o_groups:
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
-        narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
-        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
-            field_name = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+        smallest_head_dim = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
+        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > smallest_head_dim:
+            field_name = "head_dim" if smallest_head_dim == head_dim else "index_head_dim"
             raise ValueError(
-                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {narrowest_head}"
+                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {smallest_head_dim}"
             )
         self.position.check_full_rotation()
         return self
@@ -176,8 +176,8 @@ class EntryAttention(TokenMixer):
             recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
         attn_output = recorder.rope(attn_output, rope, is_inverse=True)
-        groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
+        group_axis = Axis("output_groups", self.o_groups)
+        output_groups = recorder.per_group("o_a_proj", attn_output, group_axis, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:

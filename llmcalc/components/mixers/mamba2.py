@@ -89,7 +89,7 @@ class Mamba2(TokenMixer):
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
         head_groups = Axis("groups", self.n_groups)
-        state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
+        state_axis, kernel_size = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
         # the gate and Δ skip the convolution
         conv_channels = JoinedShapes((inner_axes, (head_groups, state_axis), (head_groups, state_axis)))
@@ -101,9 +101,15 @@ class Mamba2(TokenMixer):
         )
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
-            "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+            "conv1d",
+            inner_x,
+            conv_channels,
+            kernel=kernel_size,
+            groups=inner_x.width,
+            bias=has_bias,
+            padding=kernel_size - 1,
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
+        recorder.state("conv_state", conv_channels, Axis("kernel", kernel_size), state_kind="conv_state")
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
@@ -252,16 +258,16 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            inner_width, bc_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
             self.in_proj = nn.Linear(
-                model_properties.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
+                model_properties.hidden_size, 2 * inner_width + bc_width + spec.num_heads, bias=spec.use_bias
             )
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner_width + bc_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = recurrent_state_class()()
             self.ssm_state: Any = recurrent_state_class()()
-            scan: Any = scan_class()
-            self.scan = scan(spec.num_heads, spec.chunk_size)
+            scan_module_class: Any = scan_class()
+            self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner_width, group_count=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)

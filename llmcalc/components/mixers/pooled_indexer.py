@@ -157,11 +157,11 @@ def _reference_class() -> type[nn.Module]:
             )
             if tokens == 1:
                 end_position = pass_state.past_tokens + 1
-                last_pool_tokens = torch.arange(
+                last_pool_positions = torch.arange(
                     end_position - end_position % pool_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen_positions, last_pool_tokens], -1)
-            last_pool_tokens = (
+                return torch.cat([chosen_positions, last_pool_positions], -1)
+            last_pool_positions = (
                 visible_tokens - visible_tokens % pool_size + torch.arange(pool_size - 1, device=x.device)
             )
             if pooled_keys.shape[1]:
@@ -171,7 +171,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(
                 [
                     chosen_positions,
-                    torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_positions),
+                    torch.where(last_pool_positions < visible_tokens, last_pool_positions, repeated_positions),
                 ],
                 -1,
             )

@@ -51,17 +51,17 @@ class RwkvTimeMix(RecurrentMixer):
     attention_hidden_size: AttentionWidth
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        channels = Axis("channels", self.attention_hidden_size)
+        channel_axis = Axis("channels", self.attention_hidden_size)
         previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(projection, token_shift(recorder, x, previous_token, projection), channels)
+            recorder.linear(projection, token_shift(recorder, x, previous_token, projection), channel_axis)
             for projection in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
-        bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
-        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
-        recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
+        bonus, decay = recorder.vector("time_first", channel_axis), recorder.vector("time_decay", channel_axis)
+        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channel_axis,))
+        recorder.state("recurrent_state", JoinedShapes(((channel_axis,), (channel_axis,), (channel_axis,))), bits=32)
         return recorder.linear("output", recorder.mul(gate, wkv_output), *x.axes)
 
     def describe(self, hidden_size: int) -> str:

@@ -118,7 +118,9 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         tower_input = None
         if not is_joined:
-            tower_input = _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
+            tower_input = _tower_input(
+                default_input, [outputs_by_tower[input_tower_name] for input_tower_name in readable_towers]
+            )
         if tower_input is None:
             tower_input = default_input
         else:

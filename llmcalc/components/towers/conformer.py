@@ -152,24 +152,28 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, output_shape=(Axis("hidden", self.hidden_size),))
-        layer_kind = self.num_hidden_layers
+        layer_count = self.num_hidden_layers
         heads = Axis("heads", self.attention.num_attention_heads)
         bias = None
-        frames = x.rows
+        frame_rows = x.rows
         if self.segment is not None:
             x = x.view(
                 *x.axes,
-                new_rows=RowsPaddedAboveLeast(source_rows=frames, block_rows=self.segment, minimum_rows=self.segment),
+                new_rows=RowsPaddedAboveLeast(
+                    source_rows=frame_rows, block_rows=self.segment, minimum_rows=self.segment
+                ),
             )
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
-        layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
-        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
+        layer_indices = range(layer_count) if isinstance(layer_count, int) else None
+        x = recorder.layers(
+            x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"
+        )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=frames)
-        x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frames, stride=self.reduction))
+            x = x.view(*x.axes, new_rows=frame_rows)
+        x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frame_rows, stride=self.reduction))
         if self.clamps:
-            recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", layer_count), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
@@ -209,7 +213,7 @@ class Conformer(TowerPart):
     def examples(cls) -> list[Self]:
         from .subsampling import SpectrumConv
 
-        rms = Norm(type="rmsnorm")
+        rmsnorm = Norm(type="rmsnorm")
         layernorm = Norm(type="layernorm")
         unbiased_layernorm = Norm(type="layernorm", bias=False)
         two_layer_subsampling = Subsampling(
@@ -230,7 +234,7 @@ class Conformer(TowerPart):
             num_attention_heads=2, relative_keys=True, chunk_size=3, context_left=4, context_right=1
         )
         unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
-        light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
+        light_convolution = ConformerConvolution(kernel_size=3, norm=rmsnorm)
         biased_convolution = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
@@ -242,7 +246,7 @@ class Conformer(TowerPart):
                 attention=windowed_attention,
                 convolution=light_convolution,
                 feed_forward=ungated_network,
-                norm=rms,
+                norm=rmsnorm,
                 norm_placement="sandwich",
                 output_size=14,
                 clamps=40,
@@ -398,8 +402,8 @@ def _reference_class() -> type[nn.Module]:
             clamped_distance = (positions[None, :] - positions[:, None]).clamp(
                 -half_bucket_count, max(self.buckets - half_bucket_count - 1, 0)
             )
-            bias_table: Tensor = self.relative_bias(clamped_distance + half_bucket_count)
-            return bias_table.permute(2, 0, 1)
+            pair_bias: Tensor = self.relative_bias(clamped_distance + half_bucket_count)
+            return pair_bias.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)

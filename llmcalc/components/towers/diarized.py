@@ -64,8 +64,10 @@ class SpeakerEncoder(Part):
         speaker_features = recorder.act(
             recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
         )
-        speakers = Axis("speakers", self.num_speakers)
-        probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
+        speaker_axis = Axis("speakers", self.num_speakers)
+        probabilities = recorder.act(
+            recorder.linear("classifier", speaker_features, speaker_axis, bias=True), "sigmoid"
+        )
         return recorder.merge(probabilities, x.rows, frame_axis, is_mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -237,10 +239,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TimestampReference(EncoderLayers):
         """Predicts the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
-            super().__init__(spec.stack, hidden)
-            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
-            self.classifier = nn.Linear(hidden, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden_size: int) -> None:
+            super().__init__(spec.stack, hidden_size)
+            self.upsampler = nn.ConvTranspose1d(
+                hidden_size, hidden_size, spec.upsampling_factor, spec.upsampling_factor
+            )
+            self.classifier = nn.Linear(hidden_size, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(

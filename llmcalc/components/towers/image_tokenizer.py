@@ -49,8 +49,8 @@ class ImageGeneration(Part):
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
-        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
-            for layer_index, linear_map in enumerate(projector, 1):
+        for projection, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
+            for layer_index, linear_map in enumerate(linear_maps, 1):
                 x = linear_map.flow(recorder, x, f"{projection}_{layer_index}")
 
 
@@ -134,8 +134,8 @@ class ImageTokenizer(TowerPart):
 
     def input_value(self) -> Value:
         pixels_per_side = self.patches.patch_size
-        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
-        return Value(PATCHES, pixels, is_constant=True)
+        pixel_axes = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
+        return Value(PATCHES, pixel_axes, is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
@@ -510,11 +510,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for projection, projector, input_width in (
+            for projection, linear_maps, input_width in (
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for i, linear_map in enumerate(projector, 1):
+                for i, linear_map in enumerate(linear_maps, 1):
                     self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
                     input_width = linear_map.size
 

@@ -63,7 +63,7 @@ class PatchEmbedder(EncoderTower):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
+        layernorm, rmsnorm = Norm(type="layernorm"), Norm(type="rmsnorm")
         return [
             cls(
                 hidden_size=10,
@@ -75,7 +75,7 @@ class PatchEmbedder(EncoderTower):
                 hidden_size=12,
                 patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2),
                 positions=PatchPositions(rows=16),
-                norm=rms,
+                norm=rmsnorm,
             ),
             cls(hidden_size=8, patches=Patches(patch_size=3, bias=True)),
         ]

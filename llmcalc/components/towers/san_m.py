@@ -177,8 +177,10 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, frames: Tensor) -> Tensor:
-            rate_count = frames.shape[-1] // 2
-            angular_frequencies = 10000.0 ** -(torch.arange(rate_count, device=frames.device) / max(rate_count - 1, 1))
+            frequency_count = frames.shape[-1] // 2
+            angular_frequencies = 10000.0 ** -(
+                torch.arange(frequency_count, device=frames.device) / max(frequency_count - 1, 1)
+            )
             angles = (torch.arange(frames.shape[1], device=frames.device) + 1)[:, None] * angular_frequencies
             x = frames * self.hidden_size**0.5 + torch.cat([angles.sin(), angles.cos()], -1)
             for layer in self.layers:
