@@ -105,7 +105,7 @@ class DisentangledScores(AttentionPosition):
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, head_dim = q.axes
-        for score_kind, projection, queries_or_keys, has_position_bias, has_shared_bias, shared_projection in (
+        for score_kind, projection_name, queries_or_keys, has_position_bias, has_shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
@@ -120,7 +120,7 @@ class DisentangledScores(AttentionPosition):
             if self.share_att_key:
                 projection_options = {"bias": has_shared_bias, "role": "shared", "lender_name": shared_projection}
             projected_table = recorder.linear(
-                projection, distance_table, heads, head_dim, rows=table_rows, **projection_options
+                projection_name, distance_table, heads, head_dim, rows=table_rows, **projection_options
             )
             scores = recorder.core(
                 score_kind,

@@ -153,11 +153,11 @@ class AltUpLayer(WholeLayer):
             recorder.take(corrected_streams, Axis("streams", 1), hidden_axis), updated_streams, axes=x.axes
         )
 
-    def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{sublayer}_post_norm", self.norm, recorder.part(sublayer, component, x))
+            return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))
 
     def _predict_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
@@ -321,13 +321,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
-            for sublayer in ("self_attn", "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, sublayer: str, x: Tensor, pass_state: PassState) -> Tensor:
-            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, pass_state))
+        def _normed_output(self, sublayer_name: str, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.get_submodule(f"{sublayer_name}_post_norm")(self.get_submodule(sublayer_name)(x, pass_state))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             predicted_streams = self.predict(x)

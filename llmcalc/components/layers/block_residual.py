@@ -119,15 +119,19 @@ class BlockResidualLayer(PreNormLayer):
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
                 recorder.vector("proj", *x.axes)
-        for sublayer, component, block_count in (
+        for sublayer_name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{sublayer}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(recorder, f"{sublayer_name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
-            x = sublayer_output if sublayer == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
+            x = (
+                sublayer_output
+                if sublayer_name == "self_attn" and self.starts_block
+                else recorder.add(x, sublayer_output)
+            )
             recorder.hold(x=x)
         return x
 
@@ -226,29 +230,31 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            for sublayer, component, block_count in (
+            for sublayer_name, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                if block_count or (sublayer == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{sublayer}_residual", BlockSumMixing(spec.norm, model_properties))
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                if block_count or (sublayer_name == "self_attn" and spec.idle_residual):
+                    self.add_module(f"{sublayer_name}_residual", BlockSumMixing(spec.norm, model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            for sublayer, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+            for sublayer_name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
                 block_sums = pass_state.shared_values["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
                 assert len(block_sums) == block_count, (
                     f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
                 )
-                (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
-                sublayer_output = self.get_submodule(sublayer)(
-                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), pass_state
+                (sublayer_input,) = (
+                    self.get_submodule(f"{sublayer_name}_residual")(block_sums, x) if block_count else (x,)
                 )
-                starts_block = sublayer == "self_attn" and spec.starts_block
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self.get_submodule(f"{sublayer_name}_pre_norm")(sublayer_input), pass_state
+                )
+                starts_block = sublayer_name == "self_attn" and spec.starts_block
                 if starts_block:
                     pass_state.shared_values["block_sums"] = [*block_sums, x]
                 x = sublayer_output if starts_block else x + sublayer_output

@@ -106,9 +106,9 @@ class BottleneckLayer(WholeLayer):
             f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, bottleneck_axis, bias=True)
         )
 
-    def _add_and_normalize(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
+    def _add_and_normalize(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{sublayer}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 

@@ -83,14 +83,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for sublayer, component in (
+            for sublayer_name, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, norm_name: str, x: Tensor) -> Tensor:

@@ -73,10 +73,16 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         return x
 
     def _sublayer_inputs(
-        self, recorder: Flow, sublayer: str, x: Value, block_count: int, query_count: int
+        self, recorder: Flow, sublayer_name: str, x: Value, block_count: int, query_count: int
     ) -> list[Value]:
         return record_mix(
-            recorder, f"{sublayer}_residual", x, block_count, WEIGHTLESS, normed_values=True, query_count=query_count
+            recorder,
+            f"{sublayer_name}_residual",
+            x,
+            block_count,
+            WEIGHTLESS,
+            normed_values=True,
+            query_count=query_count,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -119,20 +125,21 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, query_count = spec, 3 if spec.separate_inputs else 1
             weightless_norm = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for sublayer, component, block_count, sublayer_query_count in (
+            for sublayer_name, component, block_count, sublayer_query_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, query_count),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
                     self.add_module(
-                        f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, sublayer_query_count)
+                        f"{sublayer_name}_residual",
+                        mix_class(weightless_norm, model_properties, True, sublayer_query_count),
                     )
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{sublayer}_conv", convolution)
-            for sublayer in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer_name}_conv", convolution)
+            for sublayer_name in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{sublayer_name}_norm", spec.norm.reference(model_properties))
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""

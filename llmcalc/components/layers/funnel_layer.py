@@ -56,7 +56,8 @@ class FunnelAttention(MultiHeadMixer):
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
         k, v = (
-            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
+            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
+            for projection_name in ("k_proj", "v_proj")
         )
         distances = RelativeDistances(query_rows=x.rows, key_rows=None if memory is None else memory.rows)
         distance_keys = recorder.linear(
@@ -64,8 +65,8 @@ class FunnelAttention(MultiHeadMixer):
         )
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
-            for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
+            for projection_name in ("position", "segment")
         )
         distance_scores = recorder.core(
             "distances",

@@ -137,7 +137,9 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
             x = recorder.resized(x, ConcatenatedRows(first_rows=token_rows.first_rows, second_rows=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         recorder.hold(q=q, k=k, v=v)
         key_limits: dict[str, Any] = {
             "block": self.block_size,
@@ -256,8 +258,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size, bias=False))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
@@ -266,8 +268,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             attn_output = (
                 self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)

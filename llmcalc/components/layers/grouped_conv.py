@@ -54,12 +54,12 @@ class GroupedConvLayer(PreNormLayer):
             )
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            normed_x = recorder.part(f"{sublayer_name}_pre_norm", self.norm, x)
             side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             group_axis = Axis("groups", exact_div(x.width, self.conv_group_size))
             channel_axes = group_axis, Axis("channels", self.conv_group_size)
-            with recorder.scope(f"{sublayer}_conv", kind="convolution"):
+            with recorder.scope(f"{sublayer_name}_conv", kind="convolution"):
                 base_kernels = [
                     [
                         recorder.vector(f"base_kernel_{side}_{tap}", *channel_axes)
@@ -72,7 +72,7 @@ class GroupedConvLayer(PreNormLayer):
                 )
             added_kernels = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed_x, channel_axes, base_kernels[0], added_kernels[0])
-            residual_branch = recorder.part(sublayer, component, residual_branch)
+            residual_branch = recorder.part(sublayer_name, component, residual_branch)
             x = recorder.add(
                 x, self._convolve(recorder, residual_branch, channel_axes, base_kernels[1], added_kernels[1])
             )
@@ -146,10 +146,12 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                normed_x = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                kernels = self.get_submodule(f"{sublayer}_conv")(normed_x)
-                sublayer_output = self.get_submodule(sublayer)(convolve(normed_x, kernels[..., 0, :, :]), pass_state)
+            for sublayer_name in ("self_attn", "mlp"):
+                normed_x = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer_name}_conv")(normed_x)
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    convolve(normed_x, kernels[..., 0, :, :]), pass_state
+                )
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

@@ -66,22 +66,22 @@ class HyperLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
-                recorder, f"{sublayer}_connection", x
+                recorder, f"{sublayer_name}_connection", x
             )
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
             x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
         return x
 
-    def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, sublayer_name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
         stream_axis, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
-        with recorder.scope(sublayer, kind="residual"):
+        with recorder.scope(sublayer_name, kind="residual"):
             read_logits, write_logits, *mix_logits = _connection_weights(
                 recorder, x, JoinedShapes(((stream_axis,), (stream_axis,), *mixing_axes))
             )
@@ -228,15 +228,15 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer in ("self_attn", "mlp"):
-                self.add_module(f"{sublayer}_connection", self.connection(spec, model_properties.hidden_size))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_connection", self.connection(spec, model_properties.hidden_size))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer}_connection")(
+            for sublayer_name in ("self_attn", "mlp"):
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer_name}_connection")(
                     x, pass_state
                 )
-                sublayer_output = self._sublayer_output(sublayer, sublayer_input, pass_state)
+                sublayer_output = self._sublayer_output(sublayer_name, sublayer_input, pass_state)
                 x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 

@@ -81,9 +81,9 @@ class LoopedAttention(GroupedQueryMixer):
         return self._project(recorder, "o_proj", attn_output, projection_role, *x.axes)
 
     def _project(
-        self, recorder: Flow, projection: str, x: Value, projection_role: Role, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, projection_name: str, x: Value, projection_role: Role, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        with recorder.scope(projection, role=projection_role):
+        with recorder.scope(projection_name, role=projection_role):
             return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
     def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
@@ -207,7 +207,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
+            q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
             q, k = (spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))

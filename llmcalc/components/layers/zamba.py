@@ -90,21 +90,25 @@ class SharedBlock(Part):
             )
         return self
 
-    def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
+    def flow(
+        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: Others | None = None
+    ) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
         norm: the layer's norm.
-        out: the axes of the output.
+        output_axes: the axes of the output.
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def record_adapter(adapter_input: Value, output_axes: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
+        def record_adapter(adapter_input: Value, adapter_axes: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, adapter_axes, other_adapters)
 
         recorder.hold(x=x)
         normed_x = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = record_adapter if self.attention_adapters else None
-        attn_output = recorder.part("self_attn", self.attention, normed_x, out=out, adapter=attention_adapter)
+        attn_output = recorder.part(
+            "self_attn", self.attention, normed_x, output_axes=output_axes, adapter=attention_adapter
+        )
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -210,7 +214,7 @@ class ZambaLayer(Layer):
             self.transformer,
             block_input,
             norm=self.norm,
-            out=x.axes,
+            output_axes=x.axes,
             other_adapters=other_adapters,
             role=block_role,
         )
@@ -311,11 +315,11 @@ def _reference_class() -> type[nn.Module]:
                 block.attention.reference(block_properties),
                 BlockNetwork(block, model_properties),
             )
-            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear_module: Any = getattr(self.self_attn, projection)
+            for projection_name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                linear_module: Any = getattr(self.self_attn, projection_name)
                 setattr(
                     self.self_attn,
-                    projection,
+                    projection_name,
                     AdaptedLinear(
                         linear_module.in_features, linear_module.out_features, block, linear_module.bias is not None
                     ),

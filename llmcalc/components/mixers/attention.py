@@ -344,23 +344,27 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         memory: Value | None = None,
-        out: Shape | None = None,
+        output_axes: Shape | None = None,
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: the input of keys and values, default x. out: axes of the output, default x's.
+        """Records attention. memory: the input of keys and values, default x. output_axes: default x's.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
-        num_heads, k, head_size = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", head_size)
+        num_heads, num_kv_heads, head_size = self.sizes(x.width)
+        heads, kv_heads, head_dim = (
+            Axis("heads", num_heads),
+            Axis("kv_heads", num_kv_heads),
+            Axis("head_dim", head_size),
+        )
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
         projected_q = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
         q = self._normalize_and_rotate(recorder, projected_q, "q_norm", head_dim)
-        for projection in self.idle_projections:
-            with recorder.scope(projection, role="idle"):
+        for projection_name in self.idle_projections:
+            with recorder.scope(projection_name, role="idle"):
                 recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
@@ -420,7 +424,7 @@ class Attention(TokenMixer):
         if self.sinks or self.sink_keys:
             recorder.vector("sinks", *((kv_heads, head_dim) if self.sink_keys else (heads,)))
         attn_output = self._normalize_and_gate(recorder, x, attn_output, value_axis)
-        return recorder.linear("o_proj", attn_output, *(x.axes if out is None else out), bias=self.o_bias)
+        return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.o_bias)
 
     def _normalize_and_gate(self, recorder: Flow, x: Value, attn_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
@@ -437,12 +441,12 @@ class Attention(TokenMixer):
         return attn_output
 
     def _project_heads(
-        self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
+        self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(projection, x, *output_axes, bias=bias, is_fused=self.fused_qkv)
-        with recorder.scope(projection):
+            return recorder.linear(projection_name, x, *output_axes, bias=bias, is_fused=self.fused_qkv)
+        with recorder.scope(projection_name):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
     def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
@@ -633,8 +637,8 @@ def _reference_class() -> type[nn.Module]:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
-            for projection in spec.idle_projections:
-                self.add_module(projection, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
+            for projection_name in spec.idle_projections:
+                self.add_module(projection_name, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:

@@ -62,7 +62,7 @@ class ChunkedAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         if self.num_hashes is None:
-            q, k = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj"))
+            q, k = (recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj"))
         else:
             q = recorder.linear("qk_proj", x, heads, head_dim)
             k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (head_dim,))
@@ -148,8 +148,8 @@ def _reference_class() -> type[nn.Module]:
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
             hidden_size, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
-            for projection in projections:
-                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
+            for projection_name in projections:
+                self.add_module(projection_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
@@ -158,8 +158,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, *k, v = (
-                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in self.names
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in self.names
             )
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])

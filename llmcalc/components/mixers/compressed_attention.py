@@ -143,14 +143,16 @@ class CompressedAttention(EntryAttention):
                 delayed_gate, current_gate, axes=(window_axes, head_dim)
             )
 
-    def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
             x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
         )
-        weight = Weight(projection, output_axes, x.axes)
-        return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
+        weight = Weight(projection_name, output_axes, x.axes)
+        return recorder.step(
+            "linear", projection_name, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

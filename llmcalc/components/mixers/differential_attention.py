@@ -207,8 +207,8 @@ def _reference_class() -> type[nn.Module]:
             q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
-        def _rotate(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
-            heads, position = self._split_heads(projection, x), self.spec.position
+        def _rotate(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
+            heads, position = self._split_heads(projection_letter, x), self.spec.position
             return heads if position is None else position.rotate_heads(heads, pass_state, pass_state.past_tokens)
 
         def _keys_and_values(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:

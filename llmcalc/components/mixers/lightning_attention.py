@@ -65,8 +65,8 @@ class LightningAttention(MultiHeadMixer):
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
         q, k, v = (
-            recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, *head_axes, bias=self.qkv_bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
         k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)

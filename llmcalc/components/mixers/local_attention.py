@@ -96,9 +96,9 @@ class LocalAttention(MultiHeadMixer):
         recorder.hold(q=q)
         keys, values = (
             recorder.in_blocks(
-                recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, has_neighbours=True
+                recorder.linear(projection_name, kv_input, heads, head_dim), block_size, x.rows, has_neighbours=True
             )
-            for projection in ("k_proj", "v_proj")
+            for projection_name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
@@ -157,8 +157,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, heads_width = spec, spec.num_attention_heads * spec.head_dim
-            for projection in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection, nn.Linear(model_properties.hidden_size, heads_width, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection_name, nn.Linear(model_properties.hidden_size, heads_width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = BlockSumProduct()
             if spec.global_norm is not None:
@@ -243,8 +243,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
-                for projection in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), tokens)
+                for projection_name in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(pass_state, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

@@ -167,7 +167,7 @@ class MLA(OptionalWindowMixer):
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
-    def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, output_axes: Shape | None = None) -> Value:
         heads, value_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent_axis = Axis("latent", self.kv_lora_rank)
@@ -250,7 +250,7 @@ class MLA(OptionalWindowMixer):
                 attn_output, recorder.act(head_gate, "sigmoid", in_float32=True), in_float32=True
             )
         recorder.hold(out=attn_output)
-        return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
+        return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent_axis: Axis, rope_axis: Axis) -> tuple[Value, Value]:
         """Returns the latents and the shared rotary key of every new and cached token."""

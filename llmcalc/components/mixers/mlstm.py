@@ -192,13 +192,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (
+            for projection_name, output_width in (
                 ("q", key_width),
                 ("k", key_width),
                 ("v", value_width),
                 ("ogate", value_width),
             ):
-                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
+                self.add_module(projection_name, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()
             self.norm = norm_reference(

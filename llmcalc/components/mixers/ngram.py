@@ -113,7 +113,8 @@ class NgramAttention(EqualHeadsMixer):
             MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram),
         )
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         bucket_scores = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
@@ -189,18 +190,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, self.heads = spec, spec.num_attention_heads
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
             self.relative_proj = nn.Linear(hidden_size, spec.num_buckets * self.heads)
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _project_streams(self, projection: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, projection_name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected_x = self.get_submodule(projection)(x).unflatten(
-                -1, (-1, self.heads) if projection[0] == "r" else (self.heads, -1)
+            projected_x = self.get_submodule(projection_name)(x).unflatten(
+                -1, (-1, self.heads) if projection_name[0] == "r" else (self.heads, -1)
             )
-            projected_x = projected_x.transpose(-1, -2) if projection[0] == "r" else projected_x
+            projected_x = projected_x.transpose(-1, -2) if projection_name[0] == "r" else projected_x
             return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
@@ -213,7 +214,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection_name, x)
+                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(pass_state, k, v)
             query_count, end_position = q.shape[2], keys.shape[2]

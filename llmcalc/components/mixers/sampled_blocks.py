@@ -47,7 +47,8 @@ class SampledBlockAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         block_limits: dict[str, Any] = {
@@ -147,14 +148,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden_size = spec.num_attention_heads, model_properties.hidden_size
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             heads = (
-                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 

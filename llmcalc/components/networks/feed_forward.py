@@ -138,8 +138,8 @@ class FeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn_axis = Axis("ffn", self.intermediate_size)
-        projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        projected_x = recorder.linear(projection, x, ffn_axis, bias=bias, is_fused=self.fused_gate)
+        projection_name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        projected_x = recorder.linear(projection_name, x, ffn_axis, bias=bias, is_fused=self.fused_gate)
         projected_x = self._activate(recorder, projected_x)
         if self.gated:
             up_projection = recorder.linear("up_proj", x, ffn_axis, bias=self.up_bias, is_fused=self.fused_gate)

@@ -451,9 +451,16 @@ def expert_networks(
     """Records the networks of all experts at once. has_identities, is_sliced: as in `Flow.experts`."""
     ffn_axis = Axis("expert_ffn", expert.intermediate_size)
 
-    def record_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
+    def record_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(
-            projection, x, expert_axis, top_k, *axes, bias=bias, has_identities=has_identities, slices_weight=is_sliced
+            projection_name,
+            x,
+            expert_axis,
+            top_k,
+            *axes,
+            bias=bias,
+            has_identities=has_identities,
+            slices_weight=is_sliced,
         )
 
     if expert.gated:

@@ -198,9 +198,9 @@ class Conformer(TowerPart):
         )
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, sublayer: str, sublayer_output: Value) -> Value:
+    def _normalize_output(self, recorder: Flow, sublayer_name: str, sublayer_output: Value) -> Value:
         if self.norm_placement == "sandwich":
-            return recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
+            return recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
         return sublayer_output
 
     def describe(self, hidden_size: int) -> str:
@@ -347,15 +347,15 @@ def _reference_class() -> type[nn.Module]:
             self.mlp_1 = spec.feed_forward.reference(model_properties)
             self.mlp_2 = spec.feed_forward.reference(model_properties)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
-            for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                if spec.norm_placement == "sandwich" and sublayer != "convolution":
-                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                if spec.norm_placement == "sandwich" and sublayer_name != "convolution":
+                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
-        def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
-            if hasattr(self, f"{sublayer}_post_norm"):
-                return getattr(self, f"{sublayer}_post_norm")(sublayer_output)
+        def _normalize_output(self, sublayer_name: str, sublayer_output: Tensor) -> Tensor:
+            if hasattr(self, f"{sublayer_name}_post_norm"):
+                return getattr(self, f"{sublayer_name}_post_norm")(sublayer_output)
             return sublayer_output
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -92,12 +92,12 @@ class CtcConformer(EncoderTower):
                     x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden_axis, bias=True)
                 )
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for projection, input_width, output_width in (
+            for projection_name, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
                 input_value = Value(x.rows, (Axis("width", input_width),), is_constant=True)
-                recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
+                recorder.linear(projection_name, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
     def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
@@ -247,11 +247,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size)
-            for sublayer in ("mlp_1", "mlp_2"):
-                self.add_module(sublayer, spec.feed_forward.reference(model_properties))
+            for sublayer_name in ("mlp_1", "mlp_2"):
+                self.add_module(sublayer_name, spec.feed_forward.reference(model_properties))
             self.self_attn, self.convolution = CtcAttention(spec), CtcConvolution(spec)
-            for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(sublayer, spec.norm.reference(model_properties))
+            for sublayer_name in (
+                "mlp_1_pre_norm",
+                "self_attn_pre_norm",
+                "convolution_pre_norm",
+                "mlp_2_pre_norm",
+                "norm",
+            ):
+                self.add_module(sublayer_name, spec.norm.reference(model_properties))
 
         def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(

@@ -49,9 +49,9 @@ class ImageGeneration(Part):
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
-        for projection, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
+        for projection_name, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
             for layer_index, linear_map in enumerate(linear_maps, 1):
-                x = linear_map.flow(recorder, x, f"{projection}_{layer_index}")
+                x = linear_map.flow(recorder, x, f"{projection_name}_{layer_index}")
 
 
 class ImageTokenizer(TowerPart):
@@ -247,8 +247,8 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(projection, resized_codes, *x.axes, kernel=1, bias=True)
-                for projection in ("scale", "shift")
+                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
+                for projection_name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 
@@ -510,12 +510,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for projection, linear_maps, input_width in (
+            for projection_name, linear_maps, input_width in (
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
                 for i, linear_map in enumerate(linear_maps, 1):
-                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                    self.add_module(
+                        f"{projection_name}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
+                    )
                     input_width = linear_map.size
 
     class ImageTokenizerReference(nn.Module):

@@ -129,8 +129,8 @@ class Resampler(LearnedQueries):
         value_input: Value | None = None
         if self.double_projections:
             query, keys, value_input = (
-                recorder.linear(projection, projection_input, hidden_axis)
-                for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
+                recorder.linear(projection_name, projection_input, hidden_axis)
+                for projection_name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)

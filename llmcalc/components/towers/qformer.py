@@ -168,8 +168,8 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
             self.mlp = spec.feed_forward.reference(model_properties)
-            for sublayer in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
