@@ -293,18 +293,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _relative_positions(self, pass_state: PassState, tokens: int, device: Any) -> Tensor:
             """Returns the query position minus the key position, binned if the spec has bins."""
             positions = pass_state.positions(0, tokens, device)
-            distance = positions[:, None] - positions[None, :]
+            distances = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
-                return distance
+                return distances
             exact_distance_count = self.reach // 2
-            log_distance = distance.abs().clamp(min=max(1, exact_distance_count)).float()
+            log_distance = distances.abs().clamp(min=max(1, exact_distance_count)).float()
             log_scale = (exact_distance_count - 1) / math.log(
                 (self.spec.max_relative_positions - 1) / exact_distance_count
             )
             bucket_index = (
                 (log_distance / exact_distance_count).log() * log_scale
             ).ceil().long() + exact_distance_count
-            return torch.where(distance.abs() <= exact_distance_count, distance, bucket_index * distance.sign())
+            return torch.where(distances.abs() <= exact_distance_count, distances, bucket_index * distances.sign())
 
         def forward(
             self,
@@ -320,18 +320,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 largest_distance = min(tokens, table_span)
                 distance_vectors = distance_vectors[table_span - largest_distance : table_span + largest_distance]
                 table_span = largest_distance
-            distance = pass_state.compute_once(
+            distances = pass_state.compute_once(
                 ("binned", tokens, table_span), lambda: self._relative_positions(pass_state, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
                 shared_weights = (k_proj.weight, k_proj.bias) if self.spec.share_att_key else ()
-                distance_index = (distance + table_span).clamp(0, 2 * table_span - 1).expand(*q.shape[:-1], tokens)
+                distance_index = (distances + table_span).clamp(0, 2 * table_span - 1).expand(*q.shape[:-1], tokens)
                 bias = self.c2p(q, self.pos_key(distance_vectors, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
                 shared_weights = (q_proj.weight, q_proj.bias) if self.spec.share_att_key else ()
-                distance_index = (table_span - distance).clamp(0, 2 * table_span - 1).expand(*k.shape[:-1], tokens)
+                distance_index = (table_span - distances).clamp(0, 2 * table_span - 1).expand(*k.shape[:-1], tokens)
                 key_scores = self.p2c(k, self.pos_query(distance_vectors, *shared_weights)).gather(
                     -1, distance_index.transpose(-1, -2)
                 )

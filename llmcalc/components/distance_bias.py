@@ -90,10 +90,10 @@ class TransformerXLScores(AttentionPosition):
             content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
             position_bias = recorder.vector("position_bias", heads, head_dim, heads=heads)
             distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
-            distance = recorder.distances(q, keys, is_clamped=True, is_shifted=False)
-            recorder.hold(by_distance=distance_scores, distance=distance)
+            distances = recorder.distances(q, keys, is_clamped=True, is_shifted=False)
+            recorder.hold(by_distance=distance_scores, distance=distances)
             content_query = recorder.add(q, content_bias)
-            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), head_dim.size**-0.5)
+            return content_query, recorder.scale(recorder.at_distance(distance_scores, distances), head_dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
@@ -251,18 +251,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.weight = nn.Parameter(torch.randn(bucket_count, heads) * 0.02)
 
         def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-            distance, bucket_count = key_positions[None, :] - query_positions[:, None], self.buckets
+            distances, bucket_count = key_positions[None, :] - query_positions[:, None], self.buckets
             bucket_offset: Tensor | int = 0
             if self.causal:
-                distance = (-distance).clamp(min=0)
+                distances = (-distances).clamp(min=0)
             else:
                 bucket_count //= 2
-                bucket_offset, distance = (distance > 0).long() * bucket_count, distance.abs()
+                bucket_offset, distances = (distances > 0).long() * bucket_count, distances.abs()
             exact_bucket_count = bucket_count // 2
             log_scale = (bucket_count - exact_bucket_count) / math.log(self.furthest / exact_bucket_count)
-            log_bucket = exact_bucket_count + ((distance.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
+            log_bucket = exact_bucket_count + ((distances.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
             bucket = (
-                torch.where(distance < exact_bucket_count, distance, log_bucket.clamp(max=bucket_count - 1))
+                torch.where(distances < exact_bucket_count, distances, log_bucket.clamp(max=bucket_count - 1))
                 + bucket_offset
             )
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
@@ -297,17 +297,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
             query_positions = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
             key_positions = pass_state.positions(0, total_tokens, q.device)
-            distance = (
+            distances = (
                 (query_positions[:, None] - key_positions[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             )
-            return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
+            return q + self.content_bias.weight, distance_scores.gather(-1, distances) * q.shape[-1] ** -0.5
 
     return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}
 
 
-def alibi_bias(heads: int, queries: Tensor, keys: Tensor) -> Tensor:
+def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """ALiBi's bias, −slope · distance, [heads, queries, keys]; the slopes are 2^(−8i/heads)."""
     import torch
 
-    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=keys.device) / heads)
-    return -slopes[:, None, None] * (queries[:, None] - keys[None, :]).abs()
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=key_positions.device) / heads)
+    return -slopes[:, None, None] * (query_positions[:, None] - key_positions[None, :]).abs()

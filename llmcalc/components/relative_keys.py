@@ -141,8 +141,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor) -> Tensor:
             positions = torch.arange(x.shape[1], device=x.device)
-            distance = (positions[:, None] - positions[None, :]).clamp(-self.furthest, self.furthest - 1)
-            return super().forward(distance + self.furthest)
+            distances = (positions[:, None] - positions[None, :]).clamp(-self.furthest, self.furthest - 1)
+            return super().forward(distances + self.furthest)
 
     class PairScores(nn.Module):
         """Scores by pair. q: [batch, heads, tokens, d], keys: [tokens, tokens, d] → [batch, heads, tokens, tokens]."""

@@ -201,7 +201,9 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(name for fields in shared_results.values() for name in fields.values()):
+        if self.reads_no_embedding or not any(
+            name for field_by_result in shared_results.values() for name in field_by_result.values()
+        ):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -327,7 +329,7 @@ class Stack(Component):
             ("relative_bias", self.relative_bias, {}),
             ("relative_keys", self.relative_keys, {}),
             ("relative_embedding", self.relative_embedding, {}),
-            ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
+            ("per_layer_embedding", self.per_layer_embedding, {"layer_count": self.num_hidden_layers}),
         )
         for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
@@ -490,7 +492,7 @@ class Stack(Component):
             altup_num_inputs=3,
         )
 
-        def stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
+        def build_stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
             return cls(num_hidden_layers=layer_count, block=layer, **stack_fields)
 
         unweighted_rms = Norm(type="rmsnorm", weight=False)
@@ -508,8 +510,10 @@ class Stack(Component):
             for layer_name, mixer in shared_entry_layers.items()
         }
         return [
-            stack(2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rmsnorm),
-            stack(
+            build_stack(
+                2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rmsnorm
+            ),
+            build_stack(
                 4,
                 gemma_layer,
                 variants=sharing_layers,
@@ -517,20 +521,22 @@ class Stack(Component):
                 pattern=("shares",),
                 per_layer_embedding=embedding_table,
             ),
-            stack(2, block, final_norm=rmsnorm),
-            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rmsnorm),
-            stack(2, hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), streams=HyperStreams(hc_mult=3)),
-            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
-            stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rmsnorm)),
-            stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
-            stack(
+            build_stack(2, block, final_norm=rmsnorm),
+            build_stack(2, hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rmsnorm),
+            build_stack(2, hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), streams=HyperStreams(hc_mult=3)),
+            build_stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
+            build_stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rmsnorm)),
+            build_stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
+            build_stack(
                 2,
                 grouped_conv_example(),
                 streams=TargetStates(states=2, start="embedding", output_norm=rmsnorm),
                 final_norm=rmsnorm,
             ),
-            stack(1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rmsnorm), final_norm=rmsnorm),
-            stack(
+            build_stack(
+                1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rmsnorm), final_norm=rmsnorm
+            ),
+            build_stack(
                 3,
                 block,
                 variants={"first": draft_example(norm_before_residual=True)},
@@ -538,9 +544,9 @@ class Stack(Component):
                 streams=TargetStates(states=2, joined_norm=rmsnorm, masked=True),
                 final_norm=rmsnorm,
             ),
-            stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
-            stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
-            stack(
+            build_stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
+            build_stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
+            build_stack(
                 4,
                 block_residual_example(attention_blocks=1, starts_block=False),
                 variants=residual_layers,
@@ -548,21 +554,21 @@ class Stack(Component):
                 streams=BlockResiduals(blocks=2, norm=rmsnorm),
                 final_norm=rmsnorm,
             ),
-            stack(
+            build_stack(
                 3,
                 gated_streams_example(),
                 variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
                 first_layers=(BASE, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rmsnorm),
             ),
-            stack(
+            build_stack(
                 5,
                 delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants=delayed_layers,
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
             ),
-            stack(
+            build_stack(
                 3,
                 convolved_residual_example(),
                 variants=convolved_layers,
@@ -570,7 +576,9 @@ class Stack(Component):
                 streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
                 final_norm=rmsnorm,
             ),
-            stack(2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)),
+            build_stack(
+                2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
+            ),
         ]
 
 

@@ -136,9 +136,9 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
                 parent_module._mask_and_bias = lambda *_: (None, None)
 
 
-def is_attention_core(name: str) -> bool:
+def is_attention_core(module_path: str) -> bool:
     """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
-    *_, parent_name, module_name = ("", *name.split("."))
+    *_, parent_name, module_name = ("", *module_path.split("."))
     return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
@@ -148,8 +148,10 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
-        mask = attention_mask.__name__
-        changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
+        mask_name = attention_mask.__name__
+        changed_attributes = [
+            (module, mask_name, lambda *_, **__: None) for module in mixers if hasattr(module, mask_name)
+        ]
     if kernel_choices.attention in ("flash", "sdpa"):
         original_repeat_interleave = torch.Tensor.repeat_interleave
         changed_attributes.append(
@@ -443,15 +445,15 @@ def loss_of(
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
-        layer = logits_linear(module)
+        lm_head = logits_linear(module)
         loss = LigerLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            model_output.flatten(0, 1), labels, layer.weight, layer.bias, kernel_choices.loss_chunk
+            model_output.flatten(0, 1), labels, lm_head.weight, lm_head.bias, kernel_choices.loss_chunk
         )
     elif kernel_choices.cross_entropy == "selective-chunked":
-        layer, last_token_count = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
+        lm_head, last_token_count = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
         completion_states = model_output[:, :-1, :][:, -last_token_count:, :]
         loss = LigerLogProbabilityLoss.apply(
-            completion_states, layer.weight, layer.bias, token_ids[:, -last_token_count:]
+            completion_states, lm_head.weight, lm_head.bias, token_ids[:, -last_token_count:]
         )  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
@@ -502,7 +504,7 @@ def logit_entropies(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def loss_in_chunks(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
 
     Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).
@@ -512,7 +514,7 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
         x, token_ids = x[:, -last_token_count:], token_ids[:, -last_token_count:]
     chunk_tokens = kernel_choices.loss_chunk or -(-x.shape[1] // 8)
     dtype = getattr(torch, kernel_choices.logits_dtype or "float32")
-    logits_chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
+    logits_chunks = [logits_of_chunk(lm_head, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
     labels = [token_chunk.reshape(-1) for token_chunk in token_ids.split(chunk_tokens, dim=1)]
     logits_chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in logits_chunks]
     loss_sum = None
@@ -522,7 +524,7 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
     return loss_sum
 
 
-def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def recomputed_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
     hidden_states = x[..., :-1, :].reshape(-1, x.size(-1))
     labels = token_ids[..., 1:].reshape(-1)
@@ -537,7 +539,7 @@ def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, tok
             hidden_states[first_row : first_row + chunk_size],
             labels[first_row : first_row + chunk_size],
         )
-        arguments = (hidden_chunk, layer.weight, layer.bias, chunk_labels, logit_scale, logit_cap)
+        arguments = (hidden_chunk, lm_head.weight, lm_head.bias, chunk_labels, logit_scale, logit_cap)
         loss_sum = loss_sum + checkpoint(loss_of_float_logits, *arguments, use_reentrant=False)
     return loss_sum / labels.numel()
 
@@ -560,9 +562,9 @@ def loss_of_float_logits(
     return loss
 
 
-def logits_of_chunk(layer: nn.Linear, token_chunk: Any) -> Any:
+def logits_of_chunk(lm_head: nn.Linear, token_chunk: Any) -> Any:
     """Returns the logits of a chunk of hidden states, computed with the output head's weights."""
-    return F.linear(token_chunk, layer.weight, layer.bias)
+    return F.linear(token_chunk, lm_head.weight, lm_head.bias)
 
 
 def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> Any:
@@ -631,9 +633,9 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     for module_name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = module_name.rpartition(".")
         module_path = _path_in_layer(module_name)
-        layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
+        is_layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         recomputes_core = recompute.core and is_attention_core(module_name)
-        is_recomputed = layer and recompute.includes_layer(int(child_name))
+        is_recomputed = is_layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif is_recomputed or recomputes_core or module_path in recompute.nodes:

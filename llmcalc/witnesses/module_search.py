@@ -317,7 +317,7 @@ def _join_path(parent_path: str, child_name: str) -> str:
 
 
 def nodes_called_once(
-    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensors: Container[str]
+    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensor_paths: Container[str]
 ) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
@@ -327,7 +327,7 @@ def nodes_called_once(
     """
 
     def is_called_once(node_modules: NodeModules) -> bool:
-        module_paths = [module_path for module_path in node_modules.modules if module_path not in tensors]
+        module_paths = [module_path for module_path in node_modules.modules if module_path not in tensor_paths]
         return bool(module_paths) and all(calls_by_module.get(module_path) == 1 for module_path in module_paths)
 
     return {path: modules for path, modules in modules_of_nodes.items() if is_called_once(modules)}

@@ -254,7 +254,9 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    module_patterns = [re.escape(position).replace(r"\*", r"\d+") for position in family.uncounted_modules.split(" + ")]
+    module_patterns = [
+        re.escape(module_pattern).replace(r"\*", r"\d+") for module_pattern in family.uncounted_modules.split(" + ")
+    ]
     path_pattern = re.compile(rf"({'|'.join(module_patterns)})\.")
     return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
 
@@ -424,7 +426,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument_name: stored_cache})
     module_states = [
-        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+        state_tensor
+        for module_path, state_tensor in _module_states(model).items()
+        if states_before.get(module_path) is not state_tensor
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

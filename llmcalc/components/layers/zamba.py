@@ -263,23 +263,25 @@ def _reference_class() -> type[nn.Module]:
     class LowRankAdapter(nn.Module):
         """A low-rank adapter. x: [..., n_in] → [..., n_out]."""
 
-        def __init__(self, n_in: int, rank: int, n_out: int) -> None:
+        def __init__(self, in_features: int, rank: int, out_features: int) -> None:
             super().__init__()
-            self.down, self.up = nn.Linear(n_in, rank, bias=False), nn.Linear(rank, n_out, bias=False)
+            self.down, self.up = nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.up(self.down(x))
 
-    def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+    def build_adapters(spec: SharedBlock, in_features: int, out_features: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
-        return nn.ModuleList(LowRankAdapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
+        return nn.ModuleList(
+            LowRankAdapter(in_features, spec.adapter_rank or 0, out_features) for _ in range(1 + spec.idle_adapters)
+        )
 
     class AdaptedLinear(nn.Linear):
         """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
 
-        def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
-            super().__init__(n_in, n_out, bias=bias)
-            self.adapters = build_adapters(spec, n_in, n_out)
+        def __init__(self, in_features: int, out_features: int, spec: SharedBlock, bias: bool) -> None:
+            super().__init__(in_features, out_features, bias=bias)
+            self.adapters = build_adapters(spec, in_features, out_features)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)

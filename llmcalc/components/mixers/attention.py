@@ -806,18 +806,18 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(pass_state, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, patch_columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, patch_columns))
             patch_squares = [
                 square_patches.flatten()
                 for row_band in patch_index_grid.split(square_side)
                 for square_patches in row_band.split(square_side, 1)
             ]
             square_outputs = []
-            for patches in patch_squares:
-                patch_index = patches.to(q.device)
+            for square_indices in patch_squares:
+                patch_index = square_indices.to(q.device)
                 square_outputs.append(
                     self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )

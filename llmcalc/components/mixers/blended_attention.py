@@ -105,14 +105,14 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _blend_with_previous_row(
-            self, x: Tensor, weights: Tensor, state_module: Any, pass_state: PassState
+            self, x: Tensor, conv_weights: Tensor, state_module: Any, pass_state: PassState
         ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
             stored_row = state_module.load(pass_state)
             previous_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
             state_module.keep(pass_state, x[:, :, -1])
             previous_rows = torch.cat([previous_row, x[:, :, :-1]], 2)
-            return previous_rows * weights[0, :, None, None] + x * weights[1, :, None, None]
+            return previous_rows * conv_weights[0, :, None, None] + x * conv_weights[1, :, None, None]
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec

@@ -116,7 +116,7 @@ class CompressedAttention(EntryAttention):
             return recorder.keep_entries(op, kv_entries, *pending_rows)
 
     def _join_previous_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, token_rows: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
@@ -134,7 +134,7 @@ class CompressedAttention(EntryAttention):
                 for window_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=tokens)
+            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)

@@ -226,10 +226,10 @@ def group_map_class() -> type[nn.Module]:
     class GroupMap(nn.Module):
         """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
 
-        def __init__(self, group_count: int, n_in: int, n_out: int) -> None:
+        def __init__(self, group_count: int, in_features: int, out_features: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(group_count, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
+            self.weight = nn.Parameter(torch.empty(group_count, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
             group_rows = x.flatten(0, 1).transpose(0, 1)

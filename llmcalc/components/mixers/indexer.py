@@ -107,9 +107,9 @@ def indexer_core_class() -> type[nn.Module]:
         weights: [batch, queries, heads].
         """
 
-        def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, head_weights: Tensor) -> Tensor:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
-            return (weights[:, :, None] @ scores)[:, :, 0]
+            return (head_weights[:, :, None] @ scores)[:, :, 0]
 
     return KeyScores
 

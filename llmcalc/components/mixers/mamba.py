@@ -172,11 +172,11 @@ def _reference_class() -> type[nn.Module]:
     class HeadwiseLinear(nn.Module):
         """A separate linear layer per head. x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]."""
 
-        def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
+        def __init__(self, heads: int, in_features: int, out_features: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(heads, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-            self.bias = nn.Parameter(torch.zeros(heads, n_out)) if bias else None
+            self.weight = nn.Parameter(torch.empty(heads, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
+            self.bias = nn.Parameter(torch.zeros(heads, out_features)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             head_outputs = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)

@@ -119,7 +119,13 @@ def _reference_class() -> type[nn.Module]:
             self.chunk = chunk_size
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            input_gate: Tensor,
+            forget_gate: Tensor,
+            cell_state: tuple[Tensor, ...],
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
             chunk_outputs, chunk_start, tokens = [], 0, q.shape[2]
@@ -128,17 +134,17 @@ def _reference_class() -> type[nn.Module]:
                     (self._run_chunk, self.chunk) if tokens - chunk_start >= self.chunk else (self._run_token, 1)
                 )
                 chunk_slice = slice(chunk_start, chunk_start + chunk_size)
-                memory_output, state = run_step(
+                memory_output, cell_state = run_step(
                     q[:, :, chunk_slice],
                     k[:, :, chunk_slice],
                     v[:, :, chunk_slice],
                     input_gate[:, :, chunk_slice],
                     log_f[:, :, chunk_slice],
-                    state,
+                    cell_state,
                 )
                 chunk_outputs.append(memory_output)
                 chunk_start += chunk_size
-            return torch.cat(chunk_outputs, 2), state
+            return torch.cat(chunk_outputs, 2), cell_state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]

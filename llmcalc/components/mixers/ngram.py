@@ -204,11 +204,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             projected_x = projected_x.transpose(-1, -2) if projection_name[0] == "r" else projected_x
             return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
-        def _distance_bucket(self, distance: Tensor) -> Tensor:
+        def _distance_bucket(self, distances: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact_distance_count = max(1, self.spec.num_buckets // 2)
-            log_bucket = exact_distance_count + (distance.clamp(min=1) / exact_distance_count).log2().long()
-            return torch.where(distance < exact_distance_count, distance, log_bucket).clamp(
+            log_bucket = exact_distance_count + (distances.clamp(min=1) / exact_distance_count).log2().long()
+            return torch.where(distances < exact_distance_count, distances, log_bucket).clamp(
                 0, self.spec.num_buckets - 1
             )
 
@@ -221,16 +221,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             query_count, end_position = q.shape[2], keys.shape[2]
             query_positions = pass_state.positions(end_position - query_count, end_position, x.device)
             key_positions = pass_state.positions(0, end_position, x.device)
-            distance = query_positions[:, None] - key_positions
-            distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
-            stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
+            distances = query_positions[:, None] - key_positions
+            distance_index = self._distance_bucket(distances.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            stream_outputs = [self.core(q, keys, values, distances >= 0, main_scores.gather(-1, distance_index))]
             is_same_token = torch.eye(query_count, dtype=torch.bool, device=x.device)
             zero_distance_index = torch.zeros(*q.shape[:2], query_count, query_count, dtype=torch.long, device=x.device)
             for stream_index, stream_tensors in enumerate(
                 zip(predict_q, predict_k, predict_v, predict_scores, strict=True)
             ):
                 stream_q, stream_k, stream_v, stream_scores = stream_tensors
-                mask = torch.cat([(distance >= stream_index) | (key_positions == 0), is_same_token], -1)
+                mask = torch.cat([(distances >= stream_index) | (key_positions == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([distance_index, zero_distance_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))

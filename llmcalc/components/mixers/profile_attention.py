@@ -174,10 +174,10 @@ def profile_attention_class() -> type[nn.Module]:
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
             query_positions = pass_state.positions(pass_state.past_tokens, end_position, device)
             key_positions = pass_state.positions(end_position - key_count, end_position, device)
-            distance = query_positions[:, None] - key_positions
-            distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            distances = query_positions[:, None] - key_positions
+            distance_index = distances.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, distance_index)
-            return bias.masked_fill(distance >= spec.relative_extent, 0.0)
+            return bias.masked_fill(distances >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec

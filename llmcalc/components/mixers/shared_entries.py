@@ -313,8 +313,8 @@ def _reference_class() -> type[nn.Module]:
                     )
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
-                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
-                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * self.rate
+                first_entry_index = 0 if kv_entries is None else kv_entries.shape[1]
+                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry_index) * self.rate
                 new_entries = rotate_at(latent, positions, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:

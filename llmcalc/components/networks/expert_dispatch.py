@@ -42,14 +42,19 @@ def dispatch_class() -> type[Any]:
             """Sorts rows from expert order to token order. [rows, width] → same shape."""
             return x.new_zeros(x.shape).index_add(0, self.order, x) if self.is_grouped else x
 
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, expert_weights: Tensor) -> Tensor:
             """Sums the weighted expert outputs of each token. [rows, width] → [batch, tokens, width]."""
-            dtype, tokens = x.dtype, weights.shape[:2]
-            weight_dtype = weights.dtype if self.float32_weights else dtype
+            dtype, token_shape = x.dtype, expert_weights.shape[:2]
+            weight_dtype = expert_weights.dtype if self.float32_weights else dtype
             if not self.is_grouped:
-                return (x.view(*weights.shape, -1) * weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
-            x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
+                return (x.view(*expert_weights.shape, -1) * expert_weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
+            x = x * expert_weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
+            return (
+                x.new_zeros(token_shape.numel(), x.shape[1])
+                .index_add(0, self.token, x)
+                .unflatten(0, token_shape)
+                .to(dtype)
+            )
 
     return ExpertDispatch
 
@@ -78,10 +83,10 @@ def capacity_dispatch_class() -> type[Any]:
             """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
             return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, expert_weights: Tensor) -> Tensor:
             """Sums the weighted expert outputs of each token. [experts, rows, width] → [batch, tokens, width]."""
-            x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
+            x, token_shape = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), expert_weights.shape[:2]
+            return x.new_zeros(token_shape.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, token_shape)
 
     return CapacityDispatch
 
@@ -105,11 +110,11 @@ def expert_map_class() -> type[nn.Module]:
         Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
         """
 
-        def __init__(self, expert_count: int, n_in: int, n_out: int, bias: bool) -> None:
+        def __init__(self, expert_count: int, in_features: int, out_features: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(expert_count, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-            self.bias = nn.Parameter(torch.zeros(expert_count, n_out)) if bias else None
+            self.weight = nn.Parameter(torch.empty(expert_count, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
+            self.bias = nn.Parameter(torch.zeros(expert_count, out_features)) if bias else None
 
         def forward(self, x: Tensor, row_experts: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
             if row_experts is None:

@@ -296,7 +296,7 @@ class MoE(Network):
             recorder, x if router_input is None else router_input, expert_axis, top_k, class_count
         )
         if self.vision_experts is not None:
-            recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=expert_axis, top_k=top_k)
+            recorder.part("vision_experts", self.vision_experts, x, role="idle", expert_axis=expert_axis, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
         routed_rows = recorder.dispatch(expert_input, top_experts, expert_axis, top_k, self.router.expert_groups)
@@ -379,50 +379,50 @@ class MoE(Network):
         vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def small_mixture(**moe_fields: Any) -> Any:
+        def build_mixture(**moe_fields: Any) -> Any:
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         return [
-            small_mixture(num_experts=6),
-            small_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
-            small_mixture(output_bias=True),
-            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
-            small_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
-            small_mixture(
+            build_mixture(num_experts=6),
+            build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
+            build_mixture(output_bias=True),
+            build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
+            build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
+            build_mixture(
                 expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
             ),
-            small_mixture(router=learned_router),
-            small_mixture(
+            build_mixture(router=learned_router),
+            build_mixture(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
             ),
-            small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            small_mixture(num_experts_per_tok=1, router=skipping_router),
-            small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            small_mixture(
+            build_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
+            build_mixture(num_experts_per_tok=1, router=skipping_router),
+            build_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
+            build_mixture(
                 shared_expert=shared_network,
                 vision_experts=vision_experts,
                 router=LinearRouter(score_correction="parameter"),
             ),
-            small_mixture(
+            build_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
                 router=LinearRouter(score_correction="buffer", bias=True),
             ),
-            small_mixture(
+            build_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=ungated_network,
                 latent=Latent(moe_latent_size=8),
                 shared_expert=shared_network,
             ),
-            small_mixture(
+            build_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
-            small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
-            small_mixture(shared_expert=shared_network, shared_expert_mix=True),
-            small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
-            small_mixture(router=LinearRouter(float32_product=True, bias=True)),
-            small_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
+            build_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            build_mixture(shared_expert=shared_network, shared_expert_mix=True),
+            build_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
+            build_mixture(router=LinearRouter(float32_product=True, bias=True)),
+            build_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
         ]
 
 
@@ -554,10 +554,12 @@ def routed_experts_class() -> type[nn.Module]:
             for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
-        def dispatch(self, weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
+        def dispatch(self, expert_weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
             if pass_state is not None and pass_state.expert_capacity is not None:
-                return capacity_dispatch_class()(weights, top_experts, self.experts.count, pass_state.expert_capacity)
+                return capacity_dispatch_class()(
+                    expert_weights, top_experts, self.experts.count, pass_state.expert_capacity
+                )
             is_grouped = pass_state is not None and pass_state.grouped_experts
             return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 

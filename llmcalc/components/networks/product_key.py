@@ -139,8 +139,8 @@ def _reference_class() -> type[nn.Module]:
             self.down_embed = InputProducts(spec.num_experts, hidden_size)
             self.up_embed = WeightedOutputSum(spec.num_experts, hidden_size)
 
-        def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
-            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
+        def forward(self, x: Tensor, top_units: Tensor, expert_weights: Tensor) -> Tensor:
+            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * expert_weights, top_units)
 
     class ProductKeyReference(nn.Module):
         """Runs a dense network and experts selected by product keys. x: [batch, tokens, hidden] → same shape."""

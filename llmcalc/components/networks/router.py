@@ -74,12 +74,12 @@ class Router(Part):
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, model_properties: ModelProperties, expert_count: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int) -> Any:
         """Builds a function: x [batch, tokens, hidden], pass_state → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
-        return _reference_classes()[self.type](self, model_properties, expert_count, top_k, classes)
+        return _reference_classes()[self.type](self, model_properties, expert_count, top_k, class_count)
 
 
 def _record_correction(recorder: Flow, storage: Correction | None, expert_axis: Axis) -> Value | None:
@@ -251,15 +251,15 @@ def _reference_classes() -> dict[str, type[Any]]:
     class TokenTable(nn.Module):
         chosen: Tensor
 
-        def __init__(self, tokens: int, expert_count: int, top_k: int) -> None:
+        def __init__(self, vocab_size: int, expert_count: int, top_k: int) -> None:
             super().__init__()
-            experts_of_tokens = [torch.randperm(expert_count, device="cpu")[:top_k] for _ in range(tokens)]
+            experts_of_tokens = [torch.randperm(expert_count, device="cpu")[:top_k] for _ in range(vocab_size)]
             self.register_buffer("chosen", torch.stack(experts_of_tokens).to(torch.empty(0).device))
 
     class RouterNetwork(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
-        def __init__(self, spec: RouterMLP, hidden_size: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, hidden_size: int, class_count: int) -> None:
             super().__init__()
             router_width, self.act = spec.router_hidden_size, spec.hidden_act
             self.down_proj = nn.Linear(hidden_size, router_width)
@@ -267,7 +267,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 self.below_scale = vector_module(torch.ones(router_width))
             self.norm = norm_reference(spec.norm, router_width)
             self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
-            self.out_proj = nn.Linear(router_width, classes, bias=False)
+            self.out_proj = nn.Linear(router_width, class_count, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             router_features = self.down_proj(x)
@@ -311,15 +311,15 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class LinearRouterModules(RouterModules):
         def __init__(
-            self, spec: LinearRouter, model_properties: ModelProperties, expert_count: int, top_k: int, classes: int
+            self, spec: LinearRouter, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int
         ) -> None:
             super().__init__(spec, top_k)
             linear_class = Float32Linear if spec.float32_product else nn.Linear
-            self.modules["router"] = linear_class(model_properties.hidden_size, classes, bias=spec.bias)
+            self.modules["router"] = linear_class(model_properties.hidden_size, class_count, bias=spec.bias)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
             if spec.image_correction:
-                self.modules["image_correction"] = ScoreCorrection(classes, is_parameter=True)
+                self.modules["image_correction"] = ScoreCorrection(class_count, is_parameter=True)
             if spec.norm is not None:
                 self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:
@@ -360,10 +360,15 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class TableRouterModules(RouterModules):
         def __init__(
-            self, spec: TokenTableRouter, model_properties: ModelProperties, expert_count: int, top_k: int, classes: int
+            self,
+            spec: TokenTableRouter,
+            model_properties: ModelProperties,
+            expert_count: int,
+            top_k: int,
+            class_count: int,
         ) -> None:
             super().__init__(spec, top_k)
-            self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
+            self.modules["router"] = nn.Linear(model_properties.hidden_size, class_count, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, expert_count, top_k)
 
         def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:

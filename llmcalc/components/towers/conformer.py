@@ -394,11 +394,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
+        def _distance_bias(self, frame_count: int, reference_tensor: Tensor) -> Tensor | None:
             """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_bucket_count = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            positions, half_bucket_count = torch.arange(frame_count, device=reference_tensor.device), self.buckets // 2
             clamped_distance = (positions[None, :] - positions[:, None]).clamp(
                 -half_bucket_count, max(self.buckets - half_bucket_count - 1, 0)
             )

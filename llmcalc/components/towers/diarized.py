@@ -205,10 +205,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden_size, is_causal=False))
-            for child_name, child_module in layers.named_children():
+            stack_module = stack.reference(ModelProperties(hidden_size, is_causal=False))
+            for child_name, child_module in stack_module.named_children():
                 self.add_module(child_name, child_module)
-            self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
+            self._layers = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
 
         def run_layers(self, x: Tensor) -> Tensor:
             return self._layers[0].forward(x, PassState(patch_columns=1))

@@ -443,13 +443,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Returns the projected vectors of special tokens that are not text."""
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
-        def _apply_maps(self, x: Tensor, columns: int) -> Tensor:
-            """Applies the linear layers. columns: the patches per row, which only convolutions read."""
+        def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:
+            """Applies the linear layers. patch_columns: the patches per row, which only convolutions read."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
                 if linear_map.halves:
-                    grid = map_module(x.unflatten(1, (-1, columns)).permute(0, 3, 1, 2))
-                    projected_x, columns = grid.flatten(2).transpose(1, 2), grid.shape[-1]
+                    grid = map_module(x.unflatten(1, (-1, patch_columns)).permute(0, 3, 1, 2))
+                    projected_x, patch_columns = grid.flatten(2).transpose(1, 2), grid.shape[-1]
                 else:
                     projected_x = map_module(x)
                 if linear_map.gated:

@@ -343,10 +343,10 @@ def _reference_class() -> type[nn.Module]:
     class TileVectors(nn.Module):
         """Adds the gated vectors of the first kind of image's first tile. x: [images, patches, hidden]."""
 
-        def __init__(self, tiles: TilePositions, hidden_size: int, positions: int = 1) -> None:
+        def __init__(self, tiles: TilePositions, hidden_size: int, position_count: int = 1) -> None:
             super().__init__()
-            self.positions = positions
-            self.embedding = nn.Embedding(tiles.max_tiles * tiles.image_kinds * positions, hidden_size)
+            self.positions = position_count
+            self.embedding = nn.Embedding(tiles.max_tiles * tiles.image_kinds * position_count, hidden_size)
             self.gate = vector_module(torch.zeros(1))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -396,10 +396,10 @@ def _reference_class() -> type[nn.Module]:
                 self.registers = vector_module(torch.randn(spec.registers, hidden_size) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
-            stack = spec.stack.reference(ModelProperties(hidden_size, is_causal=False))
-            for child_name, child_module in stack.named_children():
+            stack_module = spec.stack.reference(ModelProperties(hidden_size, is_causal=False))
+            for child_name, child_module in stack_module.named_children():
                 self.add_module(child_name, child_module)
-            self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
+            self._stack = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden_size))
             if spec.tiles is not None and spec.positions is not None:
