@@ -261,11 +261,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             exact_bucket_count = bucket_count // 2
             log_scale = (bucket_count - exact_bucket_count) / math.log(self.furthest / exact_bucket_count)
             log_bucket = exact_bucket_count + ((distances.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
-            bucket = (
+            bucket_index = (
                 torch.where(distances < exact_bucket_count, distances, log_bucket.clamp(max=bucket_count - 1))
                 + bucket_offset
             )
-            return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
+            return torch.nn.functional.embedding(bucket_index, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
         """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""

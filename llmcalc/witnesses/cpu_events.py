@@ -162,16 +162,16 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
-        kernel_event = find_kernel(operations)
+        kernel_operation = find_kernel(operations)
         byte_count, pointer = allocator_event.extra_fields.alloc_size, allocator_event.extra_fields.ptr
         if byte_count > 0:
-            memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
-            blocks_by_pointer[pointer] = memory_block, kernel_event
+            memory_block = MemoryBlock(byte_count, "" if kernel_operation is None else kernel_operation.name)
+            blocks_by_pointer[pointer] = memory_block, kernel_operation
             events.memory_events.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
             memory_block, allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
-                allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
+                allocator is not None and kernel_operation is not None and allocator.id == kernel_operation.id
             )
             events.memory_events.append(MemoryEvent(-1, memory_block, phase))
     return events

@@ -147,10 +147,12 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+        mixer_modules = [
+            module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")
+        ]
         mask_name = attention_mask.__name__
         changed_attributes = [
-            (module, mask_name, lambda *_, **__: None) for module in mixers if hasattr(module, mask_name)
+            (module, mask_name, lambda *_, **__: None) for module in mixer_modules if hasattr(module, mask_name)
         ]
     if kernel_choices.attention in ("flash", "sdpa"):
         original_repeat_interleave = torch.Tensor.repeat_interleave
@@ -226,10 +228,10 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
         losses = logits.new_zeros(logits.shape[0])
-        is_not_ignored = labels != -100
-        is_not_ignored.sum()
-        (labels * is_not_ignored).max()
-        (labels * is_not_ignored).min()
+        is_counted = labels != -100
+        is_counted.sum()
+        (labels * is_counted).max()
+        (labels * is_counted).min()
         loss = losses.sum()
         ctx.save_for_backward(logits.detach())
         return loss
@@ -271,8 +273,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
-        is_not_ignored = labels != -100
-        is_not_ignored.sum()
+        is_counted = labels != -100
+        is_counted.sum()
         device = "cuda" if x.is_cuda else "cpu"
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
@@ -437,9 +439,7 @@ def logits_linear(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(
-    module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, logits_ahead: Any = ()
-) -> Any:
+def loss_of(module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, mtp_logits: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = token_ids.flatten()
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
@@ -463,7 +463,7 @@ def loss_of(
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
         )
-    for logits in logits_ahead:
+    for logits in mtp_logits:
         loss = loss + _loss_of_logits(kernel_choices, logits, labels)
     return loss
 

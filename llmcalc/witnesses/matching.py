@@ -38,11 +38,11 @@ def compare_modules(
 
 
 def coverage_of_leaves(
-    model_tree: Node, modules_of_nodes: ModulesByNode, params: Cost, included_parts: frozenset[str]
+    model_tree: Node, modules_of_nodes: ModulesByNode, params_cost: Cost, included_parts: frozenset[str]
 ) -> ModuleCoverage:
     """Returns how each leaf node with parameters was compared.
 
-    params: the parameters of one op in the class. included_parts: the optional parts that the class has.
+    params_cost: the parameters of one op in the class. included_parts: the optional parts that the class has.
     """
     group_sizes = {
         node_position.path: len(node_positions)
@@ -52,7 +52,7 @@ def coverage_of_leaves(
     leaf_nodes = [
         node_position.path
         for node_position in model_tree.walk()
-        if node_position.cost_of_operation(params) and node_position.optional in {"", *included_parts}
+        if node_position.cost_of_operation(params_cost) and node_position.optional in {"", *included_parts}
     ]
     return ModuleCoverage(
         tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path) == 1),

@@ -153,7 +153,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.run_texts.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
-        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
+        Check("", MEMORY + name, quantity_bytes, measured_bytes[name], "CPU events")
+        for name, quantity_bytes in simulated_bytes.items()
     ]
 
 
@@ -493,8 +494,8 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
-        quantity = f"{phase}_peak"
-        peaks_by_quantity[quantity] = max(peaks_by_quantity.get(quantity, 0), tracker.peak)
+        quantity_name = f"{phase}_peak"
+        peaks_by_quantity[quantity_name] = max(peaks_by_quantity.get(quantity_name, 0), tracker.peak)
         tracker.peak = tracker.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}

@@ -72,13 +72,13 @@ def parameters(module: nn.Module) -> dict[str, int]:
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
-    position_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
+    index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
         """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
-        while tensor_name and tensor_name not in position_by_path:
+        while tensor_name and tensor_name not in index_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
-        return position_by_path.get(tensor_name, len(position_by_path))
+        return index_by_path.get(tensor_name, len(index_by_path))
 
     names_by_tensor: dict[int, list[str]] = {}
     element_counts: dict[int, int] = {}
@@ -164,11 +164,11 @@ def count_flops(
         forward_flops = flops_by_path(counter, root_name)
         if backward_owners is None:
             return forward_flops, {}
-        backward = backward_owners.backward(model_outputs, counter.get_total_flops)
+        backward_flops = backward_owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
     forward_and_backward = {
-        path: forward_flops.get(path, 0) + backward.get(path, 0) for path in {*forward_flops, *backward}
+        path: forward_flops.get(path, 0) + backward_flops.get(path, 0) for path in {*forward_flops, *backward_flops}
     }
     return forward_flops, forward_and_backward
 

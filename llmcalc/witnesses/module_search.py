@@ -259,9 +259,9 @@ class _ModuleSearch:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [
-            member
-            for member in list_members
-            if any(module_path.startswith(f"{member}.") for module_path in self.existing_paths)
+            member_path
+            for member_path in list_members
+            if any(module_path.startswith(f"{member_path}.") for module_path in self.existing_paths)
         ] or list_members
 
     def _first_existing_modules(

@@ -249,8 +249,8 @@ def _checks(
         if spec.pooler is not None:
             return list(module(ids, source_input, with_pooled=True))
         model_outputs = module(ids, source_input, with_mtp=has_mtp)
-        logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
-        return [logits, *logits_ahead]
+        logits, mtp_logits = model_outputs if has_mtp else (model_outputs, [])
+        return [logits, *mtp_logits]
 
     forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
@@ -282,10 +282,10 @@ def _checks(
     yield from compare_with_model(
         "decode_flops", forward_flops_of, copy_to_repeats(decode_flops, repeats), decode_workload
     )
-    cache_bits = DTYPE_BITS[device_dtype(device)]
+    element_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
-        lambda counted_op: bits_to_bytes(counted_op.cache_bits(cache_bits)),
+        lambda counted_op: bits_to_bytes(counted_op.cache_bits(element_bits)),
         copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

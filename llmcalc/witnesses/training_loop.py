@@ -94,9 +94,9 @@ def loss_or_output(
     model_output = module(
         ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
     )
-    output, logits_ahead = model_output if has_mtp else (model_output, [])
+    output, mtp_logits = model_output if has_mtp else (model_output, [])
     del model_output
-    return kernel_variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
+    return kernel_variants.loss_of(module, kernels, output, ids, mtp_logits) if spec.head.type == "lm" else output
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def build_optimizers(
     optimizer_name: str,
     parameters: list[tuple[Tensor, bool]],
     implementation: OptimizerImplementation | None = None,
-    momentum: bool = False,
+    has_momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """Builds the torch optimizers for the name of an optimizer.
 
@@ -217,7 +217,7 @@ def build_optimizers(
         raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.reason_not_in_torch}")
     return list(
         optimizer_record.build_torch_optimizers(
-            parameters, implementation or optimizer_record.implementations[0], momentum
+            parameters, implementation or optimizer_record.implementations[0], has_momentum
         )
     )
 

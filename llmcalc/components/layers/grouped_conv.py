@@ -79,17 +79,17 @@ class GroupedConvLayer(PreNormLayer):
         return x
 
     def _convolve(
-        self, recorder: Flow, x: Value, channel_axes: Shape, base_rows: list[Value], added_kernel: Value
+        self, recorder: Flow, x: Value, channel_axes: Shape, kernel_rows: list[Value], computed_kernel: Value
     ) -> Value:
         """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
-        base_rows: the trained rows of the kernel. added_kernel: what the sublayer's input adds to them.
+        kernel_rows: the trained rows of the kernel. computed_kernel: what the sublayer's input adds to them.
         """
         grouped_x = x.view(*channel_axes)
         products: list[Value] = []
-        for base_row in base_rows:
-            products.append(recorder.mul(grouped_x, base_row))
-            products.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
+        for kernel_row in kernel_rows:
+            products.append(recorder.mul(grouped_x, kernel_row))
+            products.append(recorder.mul(grouped_x, recorder.take(computed_kernel, *computed_kernel.axes[1:])))
         product_sum = products[0]
         for product in products[1:]:
             product_sum = recorder.add(product_sum, product)
@@ -142,8 +142,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            kernel_sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
-            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
+            kernel_arguments = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
+            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_arguments), SublayerKernels(*kernel_arguments)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer_name in ("self_attn", "mlp"):

@@ -121,13 +121,13 @@ class CompressedAttention(EntryAttention):
         """Joins the second feature half of each window with the first feature half of the previous window."""
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
-            (delayed_series, current_series), (gate_delayed_series, current_gate) = (
+            (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
                 recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
                 for series_value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),
-                recorder.zeros(gate_delayed_series, state_name="last_window"),
+                recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
                 recorder.resumed(zero_window, "last_window", window_index)
@@ -135,12 +135,12 @@ class CompressedAttention(EntryAttention):
             )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)
-            recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
+            recorder.record("state", "last_window", (delayed_series, delayed_gate_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
-            delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
+            delayed_gate = recorder.delayed(delayed_gate_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
             return recorder.cat(delayed_window, current_series, axes=(window_axes, head_dim)), recorder.cat(
-                delayed_gate, current_gate, axes=(window_axes, head_dim)
+                delayed_gate, current_gate_series, axes=(window_axes, head_dim)
             )
 
     def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
@@ -205,19 +205,24 @@ def _reference_class() -> type[nn.Module]:
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
-            (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
+                kv.chunk(2, -1),
+                gate.chunk(2, -1),
+            )
             stored_window = self.last_window.load(pass_state)
             first_window = (
-                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
+                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(delayed_gate_series[:, :1], float("-inf")))
                 if stored_window is None
                 else tuple(tensor[:, None] for tensor in stored_window)
             )
-            self.last_window.keep(pass_state, delayed_series[:, -1], gate_delayed_series[:, -1])
+            self.last_window.keep(pass_state, delayed_series[:, -1], delayed_gate_series[:, -1])
             delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
-                torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
+                torch.cat([first_window[1], delayed_gate_series[:, :-1]], 1),
             )
-            return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
+            return torch.cat([delayed_window[0], current_series], 2), torch.cat(
+                [delayed_window[1], current_gate_series], 2
+            )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)

@@ -88,29 +88,29 @@ class Mamba2(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
-        head_groups = Axis("groups", self.n_groups)
+        group_axis = Axis("groups", self.n_groups)
         state_axis, kernel_size = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
         # the gate and Δ skip the convolution
-        conv_channels = JoinedShapes((inner_axes, (head_groups, state_axis), (head_groups, state_axis)))
+        conv_axes = JoinedShapes((inner_axes, (group_axis, state_axis), (group_axis, state_axis)))
         gate, inner_x, time_step = recorder.split(
-            recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+            recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_axes,), (heads,))), bias=self.use_bias),
             inner_axes,
-            (conv_channels,),
+            (conv_axes,),
             (heads,),
         )
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
             "conv1d",
             inner_x,
-            conv_channels,
+            conv_axes,
             kernel=kernel_size,
             groups=inner_x.width,
             bias=has_bias,
             padding=kernel_size - 1,
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel_size), state_kind="conv_state")
-        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.shapes)
+        recorder.state("conv_state", conv_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_axes.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
@@ -122,18 +122,18 @@ class Mamba2(TokenMixer):
         recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
-            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), head_groups),
+            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), group_axis),
             *x.axes,
             bias=self.out_bias,
         )
 
-    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, head_groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, group_axis: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
-            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=head_groups), gate)
-        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=head_groups)
+            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=group_axis), gate)
+        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=group_axis)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"

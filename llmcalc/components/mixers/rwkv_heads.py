@@ -87,9 +87,9 @@ class RwkvHeadMix(RecurrentMixer):
             "tanh",
         )
         mixed_inputs = {}
-        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
+        for input_name, low_rank_input in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
+                recorder.linear(f"shift_b_{input_name}", low_rank_input, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
             )
             mixed_inputs[input_name] = recorder.add(
@@ -170,11 +170,11 @@ def _reference_class() -> type[nn.Module]:
             }
             if self.spec.shift_rank is not None:
                 low_rank_x = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
-                for input_name, low_rank_part in zip(
+                for input_name, low_rank_input in zip(
                     projection_letters, low_rank_x.chunk(len(projection_letters), -1), strict=True
                 ):
                     mix_weights[input_name] = (
-                        self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
+                        self.get_submodule(f"shift_b_{input_name}")(low_rank_input) + mix_weights[input_name]
                     )
             return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
 

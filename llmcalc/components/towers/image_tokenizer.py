@@ -279,7 +279,7 @@ class ImageTokenizer(TowerPart):
             head_input_size=24,
             head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
         )
-        with_attention = partial(
+        tokenizer_with_attention = partial(
             cls,
             base_channels=32,
             channel_multiplier=(1, 2),
@@ -291,7 +291,7 @@ class ImageTokenizer(TowerPart):
             norm=norm,
         )
         return [
-            with_attention(latent_channels=4, temporal_levels=2),
+            tokenizer_with_attention(latent_channels=4, temporal_levels=2),
             cls(
                 in_channels=1,
                 out_channels=2,
@@ -304,7 +304,7 @@ class ImageTokenizer(TowerPart):
                 codebook_size=7,
                 norm=norm,
             ),
-            with_attention(latent_channels=5, over_frames=False, generation=generation),
+            tokenizer_with_attention(latent_channels=5, over_frames=False, generation=generation),
         ]
 
 
@@ -493,15 +493,15 @@ def _reference_class() -> type[nn.Module]:
             for level_index in range(1, self.spec.temporal_levels + 1):
                 x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x.repeat_interleave(2, 2)))
             frame_count = x.shape[2]
-            x, *codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
-            x = self.run_middle_blocks(self.conv_in(x), *codes_of_frames)
+            x, *frame_codes = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
+            x = self.run_middle_blocks(self.conv_in(x), *frame_codes)
             for level_index in reversed(range(len(self.spec.channel_multiplier))):
-                x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *codes_of_frames)
+                x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *frame_codes)
                 if level_index:
                     x = self.get_submodule(f"level_{level_index}").get_submodule("upsample")(
                         functional.interpolate(x, scale_factor=2.0)
                     )
-            x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
+            x = self.conv_out(functional.silu(self.norm_out(x, *frame_codes)))
             return x.unflatten(0, (-1, frame_count)).transpose(1, 2)
 
     class GenerationModules(nn.Module):

@@ -535,7 +535,11 @@ def _reference_class() -> type[nn.Module]:
                 x = nn.functional.avg_pool2d(x, kernel_size, kernel_size)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
-    BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}
+    block_classes = {
+        "edge": EdgeResidualReference,
+        "inverted": InvertedResidualReference,
+        "attention": AttentionReference,
+    }
 
     class MobileNetReference(GridModule):
         """Encodes pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
@@ -551,7 +555,7 @@ def _reference_class() -> type[nn.Module]:
                     for _ in range(block_group.repeat):
                         block_modules = nn.Sequential()
                         for k, block in enumerate(block_group.blocks, 1):
-                            block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
+                            block_module = block_classes[block.type](block, in_channels, spec.norm, spec.hidden_act)
                             block_modules.add_module(f"block_{k}", block_module)
                             in_channels = block_module.width
                         repeat_modules.append(block_modules)

@@ -307,16 +307,16 @@ class VisionTower(EncoderTower):
         tiles = TilePositions(max_tiles=2, image_kinds=4)
         image_tower = partial(cls, hidden_size=12, patches=image_patches)
         video_tower = partial(cls, hidden_size=10, patches=video_patches)
-        with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
+        tower_with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
         return [
             image_tower(stack=scaled_stack, merger=window_merger, upper_stack=plain_stack),
-            with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
+            tower_with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
             image_tower(stack=plain_stack, positions=PatchPositions(rows=16), pooling=pooling),
-            with_class_embedding(stack=plain_stack),
+            tower_with_class_embedding(stack=plain_stack),
             video_tower(stack=rotary_stack, frees_first_input=True),
             image_tower(stack=mixed_layers_stack),
             video_tower(stack=windowed_stack, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
-            with_class_embedding(stack=scaled_stack),
+            tower_with_class_embedding(stack=scaled_stack),
             image_tower(
                 stack=scaled_stack,
                 positions=PatchPositions(rows=16),
