@@ -81,7 +81,7 @@ class Proposal(OutputPart):
         x = x.view(*x.axes, new_rows=LOGITS)
         token_embedding: Value | None = None
         if self.markov_rank is not None:
-            token_embedding = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, draft_vocab)
+            token_embedding = self._record_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, draft_vocab)
         if self.gru_size is not None:
             state_axis, rank_axis = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
@@ -122,8 +122,8 @@ class Proposal(OutputPart):
             axes=(candidate_axis,),
         )
 
-    def _previous_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
-        """Records the bias table by previous token, and returns the previous token's bias."""
+    def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
+        """Records the logit bias from the previous token's embedding, and returns the embedding."""
         token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
         bias_input = token_embedding
         if self.markov == "gated":
@@ -233,11 +233,11 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
             """Returns the bias on the logits, and the other outputs: next states, pair scores, acceptance score."""
             logit_bias: Any = 0
-            extra_outputs: list[Tensor] = []
+            other_outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
-                extra_outputs.append(self.state_proj(x))
+                other_outputs.append(self.state_proj(x))
             if hasattr(self, "pairs"):
-                extra_outputs.append(self._pair_scores(x))
+                other_outputs.append(self._pair_scores(x))
             token_embedding: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token_embedding = self.markov_w1(ids)
@@ -247,9 +247,9 @@ def _reference_class() -> type[nn.Module]:
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, gru_states], -1))))
                 logit_bias = logit_bias + up_projection
             if not hasattr(self, "confidence"):
-                return logit_bias, extra_outputs
+                return logit_bias, other_outputs
             if self.spec.confidence_reads_token and token_embedding is not None:
                 x = torch.cat([x, token_embedding], -1)
-            return logit_bias, [*extra_outputs, self.confidence(x)]
+            return logit_bias, [*other_outputs, self.confidence(x)]
 
     return ProposalReference

@@ -52,7 +52,7 @@ class PartChoice:
         return [self.load_component(type_name) for type_name in self.class_paths]
 
     def validate(self, component_or_dict: Any) -> Part:
-        """Returns a component unchanged, or builds a component from a table whose `type` names the class.
+        """Returns a component unchanged, or builds a component from a dict whose `type` names the class.
 
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """

@@ -132,20 +132,20 @@ def _reference_class() -> type[nn.Module]:
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
             self.padding = (earlier_frames, later_frames)
-            self.in_proj = self._projection(hidden_size, 2 * hidden_size)
+            self.in_proj = self._build_projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
                 self.gate_bias = vector_module(torch.zeros(2, hidden_size))
             conv_width = hidden_size * spec.multiplier
             self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
-                self.pointwise = self._projection(conv_width, hidden_size)
+                self.pointwise = self._build_projection(conv_width, hidden_size)
             if spec.norm is not None:
                 self.norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.batch_norm:
                 self.norm = BatchNorm(hidden_size)
-            self.out_proj = self._projection(hidden_size, hidden_size)
+            self.out_proj = self._build_projection(hidden_size, hidden_size)
 
-        def _projection(self, input_width: int, output_width: int) -> nn.Module:
+        def _build_projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
                 return nn.Linear(input_width, output_width, bias=self.spec.bias)
             return PointwiseConv1d(input_width, output_width, bias=self.spec.bias)

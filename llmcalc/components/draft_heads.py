@@ -66,7 +66,7 @@ class MedusaHeads(DraftHeads):
     shared_projection: Flag = False
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> list[Value]:
-        head_states = [self._residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
+        head_states = [self._record_residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
             return [
                 recorder.linear(f"lm_heads_{head_index}", state, draft_vocab)
@@ -79,7 +79,7 @@ class MedusaHeads(DraftHeads):
     def describe(self) -> str:
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
 
-    def _residual_layers(self, recorder: Flow, x: Value, head_index: int) -> Value:
+    def _record_residual_layers(self, recorder: Flow, x: Value, head_index: int) -> Value:
         """Records the residual layers of a head and returns their output."""
         for layer_index in range(self.num_layers):
             projected_x = recorder.linear(f"blocks_{head_index}_{layer_index}", x, *x.axes, bias=self.bias)

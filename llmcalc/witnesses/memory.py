@@ -214,7 +214,7 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
     """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
-    recurrent_path = _recurrent_module(spec)
+    recurrent_path = _recurrent_module_path(spec)
     if recurrent_path:
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
@@ -236,7 +236,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
-def _recurrent_module(spec: ModelSpec) -> str:
+def _recurrent_module_path(spec: ModelSpec) -> str:
     """Returns the path of the first module with a recurrent state; empty if there is none.
 
     An attention layer with a convolution has a state too, and runs as the reference does.

@@ -148,7 +148,7 @@ def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run_model: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
+    """Returns the FLOPs of `run_model()` by module path, without and with the backward pass of all outputs.
 
     run_model: calls the module and returns the tensors that a loss would be computed from.
     includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.

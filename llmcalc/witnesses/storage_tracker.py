@@ -92,7 +92,7 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _tensors_saved_by(autograd_node_type: Any) -> list[str]:
+def _saved_attribute_names(autograd_node_type: Any) -> list[str]:
     if autograd_node_type not in _SAVED:
         _SAVED[autograd_node_type] = [
             attribute
@@ -110,7 +110,7 @@ def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
     while pending_nodes:
         autograd_node = pending_nodes.pop()
         saved_values = tree_leaves(
-            [getattr(autograd_node, attribute) for attribute in _tensors_saved_by(type(autograd_node))]
+            [getattr(autograd_node, attribute) for attribute in _saved_attribute_names(type(autograd_node))]
         )
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in autograd_node.next_functions:

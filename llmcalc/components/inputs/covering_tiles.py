@@ -72,9 +72,9 @@ class CoveringTiles(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tile_count = self._fewest_tiles(height, width)
-        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
+        image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
         return EncodedInput(
-            images, patches_per_side, patches_per_side, images * tokens + tile_count + 2, padded_patches
+            image_count, patches_per_side, patches_per_side, image_count * tokens + tile_count + 2, padded_patches
         )

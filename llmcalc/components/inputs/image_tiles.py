@@ -72,7 +72,7 @@ class ImageTiles(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tile_count = prod(self.tile_grid(height, width))
-        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
+        image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         return EncodedInput(
-            images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
+            image_count, patches_per_side, patches_per_side, image_count * (self.tokens + self.tile_marks) + self.marks
         )

@@ -234,7 +234,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(stream_count - 1)
             )
 
-        def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
+        def _project_streams(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, stream_inputs, strict=True):
@@ -246,13 +246,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._apply_maps(x, [x] * len(self.projections))
+            return self._project_streams(x, [x] * len(self.projections))
 
     class StreamMerge(StreamProjections):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
+            return self._project_streams(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:

@@ -185,8 +185,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class StreamMixing(nn.Module):
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
-        def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            return matrix.transpose(-1, -2) @ streams
+        def forward(self, mix_matrix: Tensor, streams: Tensor) -> Tensor:
+            return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
         """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
@@ -214,12 +214,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, write_weights + eps, streams
-            matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
-            matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            mix_matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
+            mix_matrix = mix_matrix / (mix_matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
-                matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-                matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-            return weighted_sum, write_weights, self.mix(matrix, streams)
+                mix_matrix = mix_matrix / (mix_matrix.sum(-1, keepdim=True) + eps)
+                mix_matrix = mix_matrix / (mix_matrix.sum(-2, keepdim=True) + eps)
+            return weighted_sum, write_weights, self.mix(mix_matrix, streams)
 
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""

@@ -117,8 +117,8 @@ class DifferentialAttention(WindowedMixer):
         )
         double_dim = JoinedShapes(((head_dim,), (head_dim,)))
         joined_heads = recorder.cat(*core_outputs, axes=(heads, double_dim))
-        half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
+        half_head_axes = Axis("half_heads", exact_div(heads.size, 2)), double_dim
+        first_heads, second_heads = recorder.split(joined_heads, half_head_axes, half_head_axes)
         subtraction_factor = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
             self.lambda_init,

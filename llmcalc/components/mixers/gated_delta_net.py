@@ -172,20 +172,21 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(self.value_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            dk, dv = self.head_dims
+            key_dim, value_dim = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, pass_state, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for vectors in (q, k)
+                vectors.unflatten(-1, (-1, key_dim)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            v = v.unflatten(-1, (-1, dv)).transpose(1, 2)
+            v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
             beta = beta.transpose(1, 2)
             scan_output = self.core(q, k, v, decay, beta, pass_state, self.recurrent_state)
-            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
+            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
             normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed_output.flatten(2))
 

@@ -118,8 +118,8 @@ def _reference_class() -> type[nn.Module]:
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)
             self.b_norm, self.c_norm = norm_reference(spec.norm, state_size), norm_reference(spec.norm, state_size)
-            scan: Any = scan_class()
-            self.scan = scan(spec.num_heads, spec.chunk_size)
+            scan_module_class: Any = scan_class()
+            self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

@@ -71,7 +71,9 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
+        )
         window_options: dict[str, Any] = (
             {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         )

@@ -87,7 +87,9 @@ class SanMEncoder(EncoderTower):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
+        )
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
