@@ -96,10 +96,10 @@ def _module_tree(
             child_path = f"{module_path}.{child_name}" if module_path else child_name
             if parameters_by_path.get(child_path):
                 children.append(_module_tree(child_module, child_path, child_name, parameters_by_path, depth - 1))
-    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal(children)))
+    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal_modules(children)))
 
 
-def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
+def _merge_equal_modules(children: list[ModuleSize]) -> list[ModuleSize]:
     """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleSize, ...]], list[int]] = {}
     for child_module in children:

@@ -112,7 +112,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
             comparison.skip_reasons[run_settings.phase] = reason_to_skip
             continue
         if device == "cpu":
-            _check_size(spec, run_settings)
+            _check_cpu_memory(spec, run_settings)
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += [
@@ -296,7 +296,7 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
 
 
-def _check_size(spec: ModelSpec, settings: Settings) -> None:
+def _check_cpu_memory(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that needs too much CPU memory."""
     byte_count = max(simulate_run(spec, settings).values())
     if byte_count > LARGEST_REAL:

@@ -105,7 +105,7 @@ class Rwkv7TimeMix(RecurrentMixer):
         activation_name: str = "",
         bias: bool = True,
     ) -> Value:
-        """Returns two linear layers with an activation between them; only the second layer has a bias."""
+        """Records two linear layers with an activation between them; only the second layer has a bias."""
         low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
         return recorder.linear(
             f"{module_name}_b",

@@ -106,13 +106,13 @@ class ConvNextEncoder(TowerPart):
             x = recorder.mul(x, recorder.vector("latent_scale", Axis("one", 1)))
         if self.decoder:
             with recorder.scope("decoder", role="idle"):
-                self._decode(recorder, x)
+                self._record_decoder(recorder, x)
         if self.diffusion_head is not None:
             with recorder.scope("diffusion_head", role="idle"):
                 self.diffusion_head.flow(recorder, x)
         return x
 
-    def _decode(self, recorder: Flow, x: Value) -> None:
+    def _record_decoder(self, recorder: Flow, x: Value) -> None:
         """Records the decoder. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1

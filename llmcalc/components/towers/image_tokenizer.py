@@ -140,22 +140,22 @@ class ImageTokenizer(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
         with recorder.scope("encoder"), recorder.separate_stack(causal=False):
-            x = self._encode(recorder, x)
-        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
+            x = self._record_encoder(recorder, x)
+        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._convolved_frame_count)
         recorder.linear("codebook", x, Axis("codes", self.codebook_size))
         with recorder.scope("decoder", role="idle"), recorder.separate_stack(causal=False):
-            self._decode(recorder, x)
+            self._record_decoder(recorder, x)
         if self.generation is not None:
             with recorder.scope("generation", role="idle"):
                 self.generation.flow(recorder, x, self.codebook_size)
         return x.view(Axis("hidden", self.embed_dim))
 
     @property
-    def _frames_convolved(self) -> int:
+    def _convolved_frame_count(self) -> int:
         """The number of frames that the convolutions around the codebook read."""
         return 3 if self.over_frames else 1
 
-    def _encode(self, recorder: Flow, pixels: Value) -> Value:
+    def _record_encoder(self, recorder: Flow, pixels: Value) -> Value:
         """Records the convolutional encoder, and returns the latents of the pixels."""
         positions, level_count = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
@@ -177,11 +177,11 @@ class ImageTokenizer(TowerPart):
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
-    def _decode(self, recorder: Flow, code_vectors: Value) -> None:
+    def _record_decoder(self, recorder: Flow, code_vectors: Value) -> None:
         """Records the decoder. code_vectors: rows of the codebook."""
         codes = code_vectors if self.over_frames else None
         x = self._convolve(
-            recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._frames_convolved
+            recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._convolved_frame_count
         )
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
         for i in range(1, self.temporal_levels + 1):
