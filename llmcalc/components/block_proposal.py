@@ -84,9 +84,9 @@ class Proposal(OutputPart):
             token_embedding = self._record_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, draft_vocab)
         if self.gru_size is not None:
             state_axis, rank_axis = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
-            gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
-            recorder.linear("gru_input", x, gates)
-            recorder.linear("gru_state", Value(StatesBeforeRows(source_rows=LOGITS), (state_axis,)), gates)
+            gate_axes = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
+            recorder.linear("gru_input", x, gate_axes)
+            recorder.linear("gru_state", Value(StatesBeforeRows(source_rows=LOGITS), (state_axis,)), gate_axes)
             gru_state = Value(LOGITS, (state_axis,))
             joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(

@@ -109,9 +109,9 @@ class LMHead(Component):
         output_weight: the weight of the logits: the tied embedding's, or by default a separate one.
         """
         logit_rows: Rows = LOGITS
-        tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
+        target_vocab, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.draft_heads is not None:
-            return self.draft_heads.flow(recorder, x, tokens_read, vocab, logit_rows)
+            return self.draft_heads.flow(recorder, x, target_vocab, vocab, logit_rows)
         if isinstance(x.rows, MultipliedRows):  # output queries, or each predict stream
             logit_rows = x.rows if x.rows.source_rows is SEQUENCES else replace(x.rows, source_rows=LOGITS)
         if self.clusters is not None:
@@ -210,11 +210,11 @@ def _reference_class() -> Callable[..., nn.Module]:
             return logits
 
     def build_head(
-        spec: LMHead, model_properties: ModelProperties, tokens_read: int, vocab_size: int, width: int
+        spec: LMHead, model_properties: ModelProperties, target_vocab_size: int, vocab_size: int, width: int
     ) -> nn.Module:
         draft_heads = spec.mlp_speculator if spec.medusa is None else spec.medusa
         if draft_heads is not None:
-            return draft_heads.reference(model_properties, tokens_read, vocab_size)
+            return draft_heads.reference(model_properties, target_vocab_size, vocab_size)
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         if spec.transform is None:

@@ -653,9 +653,10 @@ def _reference_class() -> type[nn.Module]:
             self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [
                 f"{name}, again"
-                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
+                if layer_names.index(name) < layer_index
+                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
                 else name
-                for index, name in enumerate(layer_names)
+                for layer_index, name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

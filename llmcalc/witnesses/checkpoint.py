@@ -283,11 +283,11 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> 
 def _last_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
-    last_part = name_parts[-1] if name_parts else ""
+    last_name_part = name_parts[-1] if name_parts else ""
     return (
         ".".join(name_parts[-2:])
-        if last_part == "bias"
-        else (name_parts[-2] if last_part == "weight" and len(name_parts) > 1 else last_part)
+        if last_name_part == "bias"
+        else (name_parts[-2] if last_name_part == "weight" and len(name_parts) > 1 else last_name_part)
     )
 
 

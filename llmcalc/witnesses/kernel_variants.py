@@ -247,11 +247,11 @@ class FlashCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, is_in_place: bool) -> Any:
         losses = logits.new_empty(logits.shape[0], dtype=torch.float)
-        log_sums, squares = torch.empty_like(losses), torch.empty_like(losses)
+        log_sums, z_losses = torch.empty_like(losses), torch.empty_like(losses)
         ctx.save_for_backward(logits, log_sums, labels)
-        ctx.mark_non_differentiable(squares)
+        ctx.mark_non_differentiable(z_losses)
         ctx.in_place = is_in_place
-        return losses, squares
+        return losses, z_losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -42,22 +42,22 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     Raises `InputError` if the library has no such class, or if the class rejects the config.
     """
     require_transformers("--measure")
-    config_file = read_json(config_path)
+    config_fields = read_json(config_path)
     try:
-        draft_type = with_draft_type(config_file)[0].get("model_type")
+        draft_type = with_draft_type(config_fields)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{config_path}: {error}") from None
     if draft_type in CLASSES:
         raise InputError(
             f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    model_type = config_file.get("model_type") or model_type_of_class_name(architecture_of(config_file))
+    model_type = config_fields.get("model_type") or model_type_of_class_name(architecture_of(config_fields))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{config_path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**config_file, "model_type": model_type}
-    if model_type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
+    config = {**config_fields, "model_type": model_type}
+    if model_type_of_class_name(architecture_of(config_fields)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(config_path, model_type, "auto_map" in config_file)
+    _require_class(config_path, model_type, "auto_map" in config_fields)
     try:
         module = build_class_model(config, will_run=False)
     except InputError:

@@ -71,9 +71,9 @@ def default_seq(spec: ModelSpec) -> int:
     ]
     mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
     token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_thresholds()]
-    longest_tokens = longest_pass(spec)
+    max_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
-    return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
+    return preferred_seq if max_tokens is None else min(preferred_seq, max_tokens)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:

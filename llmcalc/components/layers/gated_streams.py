@@ -131,12 +131,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GatedConnection(nn.Module):
         """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
 
-        def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_writes: bool) -> None:
+        def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_write_weights: bool) -> None:
             super().__init__()
             self.streams, streams_width = stream_count, stream_count * hidden_size
             self.norm = norm_reference(norm, streams_width, group_count=stream_count)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
-            self.write = nn.Linear(streams_width, stream_count, bias=False) if has_writes else None
+            self.write = nn.Linear(streams_width, stream_count, bias=False) if has_write_weights else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
             normed_streams = self.norm(x.flatten(2))

@@ -62,15 +62,15 @@ class LoopedAttention(GroupedQueryMixer):
     def length_thresholds(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
-    def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether this is the second loop, which has the gate."""
+    def flow(self, recorder: Flow, x: Value, is_second_loop: bool = False) -> Value:
+        """Records attention. is_second_loop: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
-        projection_role: Role = "shared" if is_second else "own"
+        projection_role: Role = "shared" if is_second_loop else "own"
         q = recorder.rope(self._project(recorder, "q_proj", x, projection_role, heads, head_dim), self.position)
         k = recorder.rope(self._project(recorder, "k_proj", x, projection_role, kv_heads, head_dim), self.position)
         v = self._project(recorder, "v_proj", x, projection_role, kv_heads, head_dim)
-        if is_second:
+        if is_second_loop:
             attn_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
@@ -150,7 +150,7 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
-        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second_loop)
+        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second_loop=is_second_loop)
         x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
         residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)

@@ -261,7 +261,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LowRankAdapter(nn.Module):
-        """A low-rank adapter. x: [..., n_in] → [..., n_out]."""
+        """A low-rank adapter. x: [..., in_features] → [..., out_features]."""
 
         def __init__(self, in_features: int, rank: int, out_features: int) -> None:
             super().__init__()

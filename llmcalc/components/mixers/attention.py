@@ -208,9 +208,9 @@ class Attention(TokenMixer):
                 f"idle_projections: {', '.join(idle_projections)}; "
                 "expected names that differ from one another and from " + ", ".join(sorted(RUN_PROJECTIONS))
             )
-        for score_part in (self.position, self.block_indexer):
-            if score_part is not None:
-                score_part.check_attention(self)
+        for score_component in (self.position, self.block_indexer):
+            if score_component is not None:
+                score_component.check_attention(self)
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:

@@ -224,7 +224,7 @@ def group_map_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupMap(nn.Module):
-        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
+        """A separate linear layer per group. x: [batch, tokens, groups, in_features] → [.., out_features]."""
 
         def __init__(self, group_count: int, in_features: int, out_features: int) -> None:
             super().__init__()

@@ -170,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HeadwiseLinear(nn.Module):
-        """A separate linear layer per head. x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]."""
+        """A separate linear layer per head. x: [batch, tokens, heads · in_features] → [.., heads · out_features]."""
 
         def __init__(self, heads: int, in_features: int, out_features: int, bias: bool) -> None:
             super().__init__()

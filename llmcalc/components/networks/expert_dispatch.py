@@ -104,10 +104,12 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
+        """Applies to each row the linear layer of its expert. x: [rows, in_features] → [rows, out_features].
+
+        row_experts: the expert of each row, [rows].
 
         group_ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
-        Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
+        Where all experts have as many rows, x is [experts, rows, in_features], and so is the output.
         """
 
         def __init__(self, expert_count: int, in_features: int, out_features: int, bias: bool) -> None:
