@@ -140,10 +140,10 @@ def _reference_class() -> type[nn.Module]:
             first_half, second_half = block_means.chunk(2, -1)
             block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
-            visible_tokens = (
+            visible_token_counts = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )
-            is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block_size
+            is_complete = torch.arange(block_count, device=x.device) < visible_token_counts // block_size
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (
@@ -156,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
                 ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_block_positions], -1)
             last_block_positions = (
-                visible_tokens - visible_tokens % block_size + torch.arange(block_size - 1, device=x.device)
+                visible_token_counts - visible_token_counts % block_size + torch.arange(block_size - 1, device=x.device)
             )
             last_block_positions = last_block_positions.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
             return torch.cat([chosen_positions, last_block_positions], -1)

@@ -257,14 +257,14 @@ class MLA(OptionalWindowMixer):
         sharing_key = self._latent_sharing_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
-            empty_values = (
+            empty_latents = (
                 Value(x.rows, (latent_axis,), is_constant=True),
                 Value(x.rows, (rope_axis,), is_constant=True),
             )
             latest_latents = reversed(computed_latents)
             latents, k_rope = next(
                 ((latents, k_rope) for memo_key, latents, k_rope in latest_latents if memo_key == sharing_key),
-                empty_values,
+                empty_latents,
             )
             return latents.view(latent_axis), k_rope.view(rope_axis)
         latent_and_rope = recorder.linear(

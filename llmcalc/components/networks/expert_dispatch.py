@@ -107,7 +107,6 @@ def expert_map_class() -> type[nn.Module]:
         """Applies to each row the linear layer of its expert. x: [rows, in_features] → [rows, out_features].
 
         row_experts: the expert of each row, [rows].
-
         group_ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
         Where all experts have as many rows, x is [experts, rows, in_features], and so is the output.
         """

@@ -201,7 +201,7 @@ def activate(function_name: str, x: Tensor) -> Tensor:
         clamped_x = x.clamp(max=7.0)
         return clamped_x * torch.sigmoid(clamped_x * 1.702)
 
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu_new": lambda x: 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3)))),
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "situ": lambda x: torch.tanh(x / 4) * 4 * torch.sigmoid(x),
@@ -213,7 +213,7 @@ def activate(function_name: str, x: Tensor) -> Tensor:
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "identity": lambda x: x,
     }
-    activation = functions.get(function_name) or getattr(F, function_name)
+    activation = activations.get(function_name) or getattr(F, function_name)
     return activation(x)
 
 

@@ -501,7 +501,7 @@ def routed_experts_class() -> type[nn.Module]:
         """
 
         def __init__(
-            self, expert: FeedForward, expert_count: int, input_width: int, identities: IdentityExperts | None
+            self, expert: FeedForward, expert_count: int, input_width: int, identity_experts: IdentityExperts | None
         ) -> None:
             super().__init__()
             ffn_width, self.count = expert.intermediate_size, expert_count
@@ -510,8 +510,8 @@ def routed_experts_class() -> type[nn.Module]:
                 self.gate_proj = ExpertMap(expert_count, input_width, ffn_width, expert.gate_bias)
             self.up_proj = ExpertMap(expert_count, input_width, ffn_width, expert.up_bias)
             self.down_proj = ExpertMap(expert_count, ffn_width, input_width, expert.down_bias)
-            if identities is not None:
-                self.zero_experts = identities.reference()
+            if identity_experts is not None:
+                self.zero_experts = identity_experts.reference()
 
         def forward(self, x: Tensor, row_experts: Tensor | None, is_grouped: bool) -> Tensor:
             has_gate, is_identity = hasattr(self, "gate_proj"), None

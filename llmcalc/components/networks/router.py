@@ -82,11 +82,11 @@ class Router(Part):
         return _reference_classes()[self.type](self, model_properties, expert_count, top_k, class_count)
 
 
-def _record_correction(recorder: Flow, storage: Correction | None, expert_axis: Axis) -> Value | None:
+def _record_correction(recorder: Flow, correction_storage: Correction | None, expert_axis: Axis) -> Value | None:
     """Records the correction of the expert scores and returns it; None without a correction."""
-    if storage is None:
+    if correction_storage is None:
         return None
-    if storage == "buffer":
+    if correction_storage == "buffer":
         return recorder.buffer("score_correction", expert_axis, kind="router")
     return recorder.vector("score_correction", expert_axis, kind="router", is_frozen=True)
 
@@ -337,14 +337,14 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class MLPRouterModules(RouterModules):
         def __init__(
-            self, spec: RouterMLP, model_properties: ModelProperties, expert_count: int, top_k: int, classes: int
+            self, spec: RouterMLP, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int
         ) -> None:
             super().__init__(spec, top_k)
-            self.none_of_them = classes if spec.skip else None
-            class_count = classes + int(spec.skip)
-            self.modules["router"] = RouterNetwork(spec, model_properties.hidden_size, class_count)
+            self.none_of_them = class_count if spec.skip else None
+            output_count = class_count + int(spec.skip)
+            self.modules["router"] = RouterNetwork(spec, model_properties.hidden_size, output_count)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(output_count, spec.score_correction == "parameter")
 
         def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, pass_state))
