@@ -183,7 +183,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
 
     class StreamMixing(nn.Module):
-        """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
+        """Mixes streams. mix_matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, mix_matrix: Tensor, streams: Tensor) -> Tensor:
             return mix_matrix.transpose(-1, -2) @ streams

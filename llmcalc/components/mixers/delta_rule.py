@@ -91,7 +91,7 @@ def delta_rule_class() -> type[nn.Module]:
         β: [batch, heads, tokens].
 
         g: the log decay, [batch, heads, tokens, 1] or one per key channel; None without a decay.
-        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
+        state_module: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
         def __init__(self, chunk_size: int, decays_by_channel: bool) -> None:

@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
         """A causal convolution with a filter per token and channel.
 
         x: [batch, tokens, channels], filters: [batch, tokens, channels, kernel]. Returns the shape of x.
-        state: the module that keeps the last `kernel` inputs of each channel.
+        state_module: the module that stores the last `kernel` inputs of each channel.
         """
 
         def forward(self, x: Tensor, filters: Tensor, pass_state: PassState, state_module: Any) -> Tensor:

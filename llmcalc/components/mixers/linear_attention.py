@@ -195,7 +195,7 @@ def linear_attention_class() -> type[nn.Module]:
 
         g: the log decay, [batch, heads, tokens, 1] or one per key channel; its sum over half a chunk has to be within
             the exponents of fp32.
-        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
+        state_module: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
         def __init__(self, chunk_size: int) -> None:

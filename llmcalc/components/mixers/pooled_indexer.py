@@ -103,7 +103,10 @@ class PooledIndexer(Part):
     def reference(
         self, model_properties: ModelProperties, query_width: int, rotary_dim: int, theta: float
     ) -> nn.Module:
-        """Builds the indexer. query_width: width of the compressed query. rope, theta: unused, as there are no positions."""
+        """Builds the indexer. query_width: the compressed query's.
+
+        rotary_dim, theta: unused, as there are no positions.
+        """
         return _reference_class()(self, model_properties.hidden_size, query_width)
 
 

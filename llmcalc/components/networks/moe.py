@@ -493,9 +493,9 @@ def routed_experts_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """Runs each row through the row's expert. x: [rows, width], expert: [rows] → [rows, width].
+        """Runs each row through the row's expert. x: [rows, width], row_experts: [rows] → [rows, width].
 
-        grouped: whether rows are sorted by expert.
+        is_grouped: whether rows are sorted by expert.
 
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """

@@ -294,7 +294,7 @@ class MobileNet(EncoderTower):
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution of kernel × kernel, a norm and, if `is_activated`, an activation.
+        """Records a convolution of kernel_size × kernel_size, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """
