@@ -506,8 +506,8 @@ class ModelSpec(Part):
         )
         if self.proposal is not None:
             draft_vocab_size = head.draft_vocab_size
-            proposed_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
-            recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, proposed_tokens=proposed_axis)
+            draft_vocab_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
+            recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, draft_vocab=draft_vocab_axis)
         if self.mtp is not None:
             assert output_weight is not None
             self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output_weight)

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
-    Mutant("components/networks/feed_forward.py", '"up_proj", x, ffn, bias=self.up_bias,', '"up_proj", x, ffn,'),
+    Mutant("components/networks/feed_forward.py", 'x, ffn_axis, bias=self.up_bias,', 'x, ffn_axis,'),
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
