@@ -109,11 +109,11 @@ class LowRankAdapters:
         """
         tensors = []
         for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
-            node_position, experts = joint_layers[0]
+            node_position, expert_op = joint_layers[0]
             if node_position.node.name in self.targets or self.adapts_experts:
-                expert_count = experts.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
+                expert_count = expert_op.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
-                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
+                for shape in ((rank, expert_op.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
                     copy_count = times(expert_count, node_position.copies)
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
@@ -129,8 +129,10 @@ class LowRankAdapters:
                 or node_position.optional not in {"", *included_parts}
             ):
                 continue
-            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
-            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in matrix]
+            copied_tensors = (
+                (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
+            )
+            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in copied_tensors]
         return tensors
 
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
@@ -140,10 +142,10 @@ class LowRankAdapters:
         with `quantized_experts`. A shared matrix is counted at its owner. Routers are parameters of transformers'
         classes, not linear layers, which bitsandbytes leaves as they are. Mamba-2's output projection stays, too.
         """
-        weights: Number = 0
+        weight_count: Number = 0
         total_bytes: Number = 0
         if self.base_format == "none":
-            return weights, total_bytes
+            return weight_count, total_bytes
         heads = [
             [layer]
             for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
@@ -163,17 +165,17 @@ class LowRankAdapters:
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
                 copy_count = joint_layers[0][0].copies
-                weights = add(weights, times(row_count * column_count, copy_count))
+                weight_count = add(weight_count, times(row_count * column_count, copy_count))
                 total_bytes = add(
                     total_bytes, times(stored_bytes(self.base_format, row_count, column_count), copy_count)
                 )
-        for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
-            row_count = experts.num_experts * experts.n_out
-            weights = add(weights, times(row_count * experts.n_in, node_position.copies))
+        for node_position, expert_op in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
+            row_count = expert_op.num_experts * expert_op.n_out
+            weight_count = add(weight_count, times(row_count * expert_op.n_in, node_position.copies))
             total_bytes = add(
-                total_bytes, times(stored_bytes(self.base_format, row_count, experts.n_in), node_position.copies)
+                total_bytes, times(stored_bytes(self.base_format, row_count, expert_op.n_in), node_position.copies)
             )
-        return weights, total_bytes
+        return weight_count, total_bytes
 
     def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""

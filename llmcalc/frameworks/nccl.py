@@ -51,8 +51,8 @@ def communicator_bytes(ranks: int, torch_version: str = "") -> int:
     """
     if ranks == 1:
         return 0
-    extra_edges = 2 * (ranks - 1) if is_older_version(torch_version, LAZY) else 0
-    return CHANNELS * CONNECTION * (ranks + extra_edges) // ranks
+    tree_edges = 2 * (ranks - 1) if is_older_version(torch_version, LAZY) else 0
+    return CHANNELS * CONNECTION * (ranks + tree_edges) // ranks
 
 
 def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:

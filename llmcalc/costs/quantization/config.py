@@ -70,12 +70,14 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         raise UnreadScheme(str(error)) from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
-        unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
-        head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
+        unconverted_components = [
+            components for model_type, components in UNCONVERTED.items() if model_type in model_types
+        ]
+        is_head_uncertain = not model_types.isdisjoint(HEAD_IN_DOUBT)
         return replace(
             quantization_scheme,
             unconverted_components=frozenset().union(*unconverted_components),
-            head_in_doubt=head_in_doubt,
+            head_in_doubt=is_head_uncertain,
         )
     if isinstance(quantization_scheme, LinearScheme):
         return replace(quantization_scheme, config_section=scheme_fields.where)

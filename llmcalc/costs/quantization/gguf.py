@@ -164,7 +164,7 @@ class GGUFMix(QuantizationScheme):
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[optional_part].option}"
             )
-        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.copies)):
+        if not all(isinstance(axis_size, int) for param in params for axis_size in (*param.tensor.shape, param.copies)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )
@@ -473,8 +473,8 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
         nope_width = expanded_op.qk_dim - rope_width
         return [(expanded_op.heads * latent_width, nope_width), (expanded_op.heads * expanded_op.v_dim, latent_width)]
     matrix_rows: Number = 1
-    for axis in shape[:-1]:
-        matrix_rows = matrix_rows * axis
+    for axis_size in shape[:-1]:
+        matrix_rows = matrix_rows * axis_size
     return [(matrix_rows, shape[-1])]
 
 

@@ -119,8 +119,8 @@ class MLXScheme(QuantizationScheme):
                 self.assumption_notes.add(HEAD)
             *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
-            for axis in leading_axes:
-                matrix_count = matrix_count * axis
+            for axis_size in leading_axes:
+                matrix_count = matrix_count * axis_size
             matrix_bytes = module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             yield param, matrix_bytes * matrix_count
         unused_entry = next(

@@ -175,8 +175,8 @@ NODE_DEVICES = 8
 def is_automodel(config: Table) -> bool:
     """Whether a table is a recipe of NeMo-Automodel."""
     model = config.get("model")
-    has_tables = isinstance(model, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
-    return has_tables and ("recipe" in config or TARGET in config["model"])
+    has_recipe_tables = isinstance(model, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
+    return has_recipe_tables and ("recipe" in config or TARGET in config["model"])
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
@@ -202,14 +202,14 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         _check_tables(reader, config)
         model = reader.table(config, "model")
-        target = _model_name(reader, model)
+        model_name = _model_name(reader, model)
         if _is_classifier(config, model):
             reader.score_label_count = reader.integer(model, "num_labels", 2)
         distributed = reader.table(config, "distributed")
         layout = _layout(reader, config, distributed)
-        scheduler = reader.table(config, "step_scheduler")
-        batch = reader.integer(scheduler, "local_batch_size", 1)
-        global_batch = reader.integer(scheduler, "global_batch_size", batch * layout.dp)
+        step_scheduler = reader.table(config, "step_scheduler")
+        batch = reader.integer(step_scheduler, "local_batch_size", 1)
+        global_batch = reader.integer(step_scheduler, "global_batch_size", batch * layout.dp)
         settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -222,11 +222,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         }
         if reader.flag(distributed, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
             settings["compile"] = True
-        recompute_value = distributed.get("activation_checkpointing")
-        if recompute_value in (True, "full"):
+        checkpointing_value = distributed.get("activation_checkpointing")
+        if checkpointing_value in (True, "full"):
             settings["recompute"] = "full"
-        elif recompute_value not in (None, False):
-            reader.refuse("distributed.activation_checkpointing", f"{short_repr(recompute_value)} is not modelled")
+        elif checkpointing_value not in (None, False):
+            reader.refuse("distributed.activation_checkpointing", f"{short_repr(checkpointing_value)} is not modelled")
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         else:
@@ -235,11 +235,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             }
             reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
-        float8 = _float8_settings(reader, config, layout)
+        float8_settings = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
-            layout, settings, _sharding_settings(reader, distributed, layout, float8) if is_sharded else None
+            layout, settings, _sharding_settings(reader, distributed, layout, float8_settings) if is_sharded else None
         )
-        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=target, stack=STACK)
+        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=model_name, stack=STACK)
 
 
 def _recipe_name(config: Table) -> str:
@@ -286,15 +286,15 @@ def _model_name(reader: LaunchReader, model: Table) -> str:
     hub_config = model.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
     unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
-    for table, place in ((model, "model"), (config_table, "model.config")):
+    for table, table_path in ((model, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
-            reader.refuse(f"{place}.num_nextn_predict_layers", "multi-token prediction is not modelled")
-    names = (
+            reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
+    model_names = (
         model.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
         hub_config,
     )
-    return next((name[:200] for name in names if isinstance(name, str)), "")
+    return next((name[:200] for name in model_names if isinstance(name, str)), "")
 
 
 def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
@@ -333,7 +333,7 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     if ep > 1:
         reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
     is_sharded = strategy != "ddp" and world_size > 1  # components/distributed/fsdp2.py leaves one rank as it is
-    mixture = reader.table(distributed, "moe")
+    moe_table = reader.table(distributed, "moe")
     return Layout(
         tp=tp,
         cp=cp,
@@ -343,7 +343,7 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
         hsdp_replicas=replicas if is_sharded else 1,
         reshard=not is_sharded
         or (
-            reader.flag(mixture, "reshard_after_forward")
+            reader.flag(moe_table, "reshard_after_forward")
             if ep > 1
             else reader.flag(distributed, "reshard_after_forward", True)
         ),
@@ -353,10 +353,10 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:
     """Returns the number of devices: that of the launcher, of the nodes of a benchmark, or the fewest of the layout."""
-    nodes = reader.table(config, "benchmark").get("num_nodes")
+    num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
-    node_count = 0 if nodes is None else integer_of(reader, "benchmark.num_nodes", nodes)
+    node_count = 0 if num_nodes is None else integer_of(reader, "benchmark.num_nodes", num_nodes)
     if node_count * NODE_DEVICES > fewest_devices:
         reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
         return node_count * NODE_DEVICES
@@ -370,46 +370,46 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
 
 def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Float8Settings | None:
     """Returns torchao's linear layers in 8 bits (components/quantization/fp8.py); None for none."""
-    float8 = reader.table(config, "fp8")
-    if not reader.flag(float8, "enabled"):
+    fp8_table = reader.table(config, "fp8")
+    if not reader.flag(fp8_table, "enabled"):
         return None
-    recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
-    if recipe is None:
-        raise reader.value_error("fp8.recipe_name", float8["recipe_name"], f"one of {', '.join(FLOAT8_RECIPES)}")
+    float8_recipe = FLOAT8_RECIPES.get(str(fp8_table.get("recipe_name") or "tensorwise"))
+    if float8_recipe is None:
+        raise reader.value_error("fp8.recipe_name", fp8_table["recipe_name"], f"one of {', '.join(FLOAT8_RECIPES)}")
     if layout.zero != 3:
         raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
-    if reader.flag(float8, "emulate"):
+    if reader.flag(fp8_table, "emulate"):
         reader.refuse("fp8.emulate", "products in 8 bits that are emulated are not modelled")
-    module_names = float8.get("filter_fqns") or []
+    module_names = fp8_table.get("filter_fqns") or []
     if not isinstance(module_names, list) or any(name != "lm_head" for name in module_names):
         reader.refuse("fp8.filter_fqns", "lm_head is modelled")
     return Float8Settings(
-        gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
-        recipe=recipe,
+        gathers_float8=float8_recipe == "tensorwise" and reader.flag(fp8_table, "enable_fsdp_float8_all_gather"),
+        recipe=float8_recipe,
         skipped_names=("output",) if module_names else (),
     )
 
 
 def _sharding_settings(
-    reader: LaunchReader, distributed: Table, layout: Layout, float8: Float8Settings | None
+    reader: LaunchReader, distributed: Table, layout: Layout, float8_settings: Float8Settings | None
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
-    policy = reader.table(distributed, "mp_policy")
-    unknown_keys(reader, policy, POLICY_KEYS, "distributed.mp_policy")
-    if _dtype_name(policy.get("output_dtype", "bfloat16")) != "bfloat16":
+    mp_policy = reader.table(distributed, "mp_policy")
+    unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
+    if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
-    if FORMATS.get(_dtype_name(policy.get("param_dtype", "bfloat16"))) != "bf16":
+    if FORMATS.get(_dtype_name(mp_policy.get("param_dtype", "bfloat16"))) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
-    reduction_format = _dtype_name(policy.get("reduce_dtype", "float32"))
-    if reduction_format not in REDUCTION_FORMATS:
+    reduce_dtype = _dtype_name(mp_policy.get("reduce_dtype", "float32"))
+    if reduce_dtype not in REDUCTION_FORMATS:
         reader.refuse(
-            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduction_format)}; float32 and bfloat16 are modelled"
+            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduce_dtype)}; float32 and bfloat16 are modelled"
         )
     return TitanSettings(
-        float8=float8,
-        reduction_format=REDUCTION_FORMATS.get(reduction_format, "float32"),
+        float8=float8_settings,
+        reduction_format=REDUCTION_FORMATS.get(reduce_dtype, "float32"),
         reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
         offloads_to_host=distributed.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
@@ -419,10 +419,10 @@ def _sharding_settings(
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the tokens of a sequence: of a pack, or the longest of the data set."""
-    packing = reader.table(config, "packed_sequence")
+    packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
-        if packing.get(key) not in (None, 0):
-            return {"seq": integer_of(reader, f"packed_sequence.{key}", packing[key])}
+        if packed_sequence.get(key) not in (None, 0):
+            return {"seq": integer_of(reader, f"packed_sequence.{key}", packed_sequence[key])}
     dataset = reader.table(config, "dataset")
     for key in LENGTHS:
         if dataset.get(key) is not None:
@@ -489,22 +489,22 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
     which these are longer (`store_param_remainders`).
     """
-    formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
-    if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
+    state_formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    if len(state_formats) > 1 or not state_formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
     if _dtype_name(optimizer.get("master_weight_dtype") or "float32") != "float32":
         reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
-        has_remainders = reader.flag(optimizer, "store_param_remainders")
+        stores_remainders = reader.flag(optimizer, "store_param_remainders")
         reader.frozen = FrozenModel(
             "transformer_engine/pytorch/optimizers/fused_adam.py",
-            "bfloat16" if has_remainders else "float32",
-            name="lower 16 bits of main weights" if has_remainders else "main weights",
+            "bfloat16" if stores_remainders else "float32",
+            name="lower 16 bits of main weights" if stores_remainders else "main weights",
         )
     return {
         "optimizer": "adamw",
         "optimizer_impl": "fused",
-        "optimizer_dtype": STATE_FORMATS.get(min(formats), "fp32"),
+        "optimizer_dtype": STATE_FORMATS.get(min(state_formats), "fp32"),
     }
 
 
@@ -530,33 +530,33 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
     Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
     """
-    adapters = reader.table(config, "peft")
-    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    target_names = adapters.get("target_modules") or []
+    peft_table = reader.table(config, "peft")
+    unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    target_names = peft_table.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
     if not isinstance(target_names, list) or not all(isinstance(name, str) for name in target_names):
         raise reader.argument_error("peft.target_modules", f"{short_repr(target_names)}; expected a list of names")
-    excluded_modules = adapters.get("exclude_modules") or []
-    if not reader.flag(adapters, "match_all_linear") and not target_names and not excluded_modules:
+    excluded_modules = peft_table.get("exclude_modules") or []
+    if not reader.flag(peft_table, "match_all_linear") and not target_names and not excluded_modules:
         target_names = ["*_proj"]
-    is_every_layer = not target_names or "*" in target_names
-    if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
+    adapts_every_layer = not target_names or "*" in target_names
+    if peft_table.get("dropout") and peft_table.get("dropout_position", "post") == "post":
         reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
     _note_excluded(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
     settings = lora_settings(
         reader,
-        rank=("peft.dim", reader.value(adapters, "dim", 8)),
-        target_pair=("peft.target_modules", "all-linear" if is_every_layer else target_names),
-        dropout_value=adapters.get("dropout"),
-        magnitude_value=reader.flag(adapters, "use_dora"),
+        rank=("peft.dim", reader.value(peft_table, "dim", 8)),
+        target_pair=("peft.target_modules", "all-linear" if adapts_every_layer else target_names),
+        dropout_value=peft_table.get("dropout"),
+        magnitude_value=reader.flag(peft_table, "use_dora"),
     )
     quantization = reader.table(config, "quantization")
-    weight_place = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
-    place = "peft.lora_dtype" if adapters.get("lora_dtype") else weight_place
-    table_name, _, key = place.partition(".")
+    weight_dtype_key = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
+    dtype_key = "peft.lora_dtype" if peft_table.get("lora_dtype") else weight_dtype_key
+    table_name, _, key = dtype_key.partition(".")
     adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
     if adapter_format not in ADAPTER_FORMATS:
-        reader.refuse(place, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
+        reader.refuse(dtype_key, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
     settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")
     if reader.flag(quantization, "load_in_4bit"):
         has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
@@ -572,7 +572,9 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
     counted_modules = [
-        str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
+        str(name)[:60]
+        for name in names
+        if not any(modality in str(name) for modality in ("vis", "multi_modal", "audio"))
     ]
     if counted_modules:
         reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted_modules[:6])} are counted too")

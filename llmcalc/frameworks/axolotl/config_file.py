@@ -191,8 +191,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
-        has_own_stack = fuses_adapters and launched_run.framework == "torch"
-        return replace(launched_run, stack="axolotl") if has_own_stack else launched_run
+        has_axolotl_stack = fuses_adapters and launched_run.framework == "torch"
+        return replace(launched_run, stack="axolotl") if has_axolotl_stack else launched_run
 
 
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -207,11 +207,11 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
     if config.get("adapter") not in ("lora", "qlora"):
         return False
     if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
-        has_kernel = reader.flag(config, "lora_mlp_kernel")
+        has_mlp_kernel = reader.flag(config, "lora_mlp_kernel")
         other_kernels = [kernel for kernel in ADAPTER_KERNELS[1:] if reader.flag(config, kernel)]
-        if other_kernels and not has_kernel:
+        if other_kernels and not has_mlp_kernel:
             reader.notes.append(f"{', '.join(other_kernels)} without lora_mlp_kernel: timed as PyTorch's adapters")
-        return has_kernel
+        return has_mlp_kernel
     is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
     return not (is_eight_bit_lora or any(map(config.get, ("rl", "trust_remote_code", "nvfp4_merge_aware"))))
 

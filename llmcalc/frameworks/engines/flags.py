@@ -105,7 +105,8 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.kind)
         if self.kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
         if self.kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -209,7 +210,11 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags of `memory_neutral_flags.toml` beside an engine's file: a text for each type of value."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
-    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in memory_neutral_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MOST_ITEMS = 10_000
@@ -309,7 +314,7 @@ def read_flag_values(
         llmcalc_option = options_by_keyword.get(flag_name)
         if flag_name not in flags_by_keyword and llmcalc_option is not None:
             if flag_value is not None:
-                for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
+                for flag in (flags_by_name[engine_flag] for engine_flag in renamed_flags[llmcalc_option].split()):
                     field_values[flag.field_name] = flag.read_value(
                         _value_in_engine_form(llmcalc_option, flag, str(flag_value))
                     )
@@ -335,7 +340,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     `--pp` and the like are short for `--pp-size`.
     """
     typed_flag = with_hyphens(flag_name)
-    equivalents = [spelling for group in SAME_MEANING if typed_flag in group for spelling in group]
+    equivalents = [spelling for synonyms in SAME_MEANING if typed_flag in synonyms for spelling in synonyms]
     equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"

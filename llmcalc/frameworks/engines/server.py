@@ -123,10 +123,10 @@ class EngineServer:
     @property
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
-        dtype_word = self.flags.get("dtype", "auto")
-        if dtype_word == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
+        dtype_name = self.flags.get("dtype", "auto")
+        if dtype_name == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
             return "bfloat16"
-        dtype = DTYPE_WORDS.get(dtype_word, dtype_word)
+        dtype = DTYPE_WORDS.get(dtype_name, dtype_name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
     @property
@@ -200,21 +200,22 @@ class EngineServer:
         )
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
-    def scheme_of(self, scheme_word: str, schemes_by_word: Mapping[str, str]) -> str | None:
+    def scheme_of(self, quantization_method: str, schemes_by_method: Mapping[str, str]) -> str | None:
         """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
 
-        scheme_word: the flag's value. schemes_by_word: value → scheme of a checkpoint that states none.
+        quantization_method: the flag's value. schemes_by_method: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        if scheme_word == "none" or self.preset.has_quantized_weights:
+        if quantization_method == "none" or self.preset.has_quantized_weights:
             return None
-        if scheme_word not in schemes_by_word:
+        if quantization_method not in schemes_by_method:
             raise InputError(
-                f"--quantization {scheme_word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
+                f"--quantization {quantization_method}: the checkpoint does not say its scheme; "
+                "expected --quantize SCHEME too"
             )
-        return schemes_by_word[scheme_word]
+        return schemes_by_method[quantization_method]
 
     @property
     def longest_request(self) -> int:
@@ -238,9 +239,9 @@ class EngineServer:
     @property
     def missing_variable(self) -> str:
         """The environment variable without which the engine refuses requests this long; empty if it takes them."""
-        is_allowed = self.flags.get(self.long_request_variable) in (1, "1", "true")
-        is_longer = self.longest_length is not None and self.longest_request > self.longest_length
-        return self.long_request_variable if is_longer and not is_allowed else ""
+        allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
+        exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
+        return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
 
     @property
     def long_request_note(self) -> str:

@@ -146,12 +146,12 @@ class MinimumCapability(VersionRange):
     @property
     def kernel_purpose(self) -> str:
         """The weights, cache or attention that the kernels compute with, in words."""
-        use_texts = {
+        purpose_texts = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",
             "sparse attention": "attention with an indexer",
         }
-        return use_texts.get(self.kernels, f"weights in {self.kernels}")
+        return purpose_texts.get(self.kernels, f"weights in {self.kernels}")
 
     @property
     def remedy(self) -> str:

@@ -195,15 +195,15 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
         for i, source_tensor in enumerate(tensor.sources):
             if source_tensor.place == node_device or (node_device == HOST and source_tensor.operation == "input"):
                 continue
-            source_and_device = (id(source_tensor), node_device)
-            if source_and_device not in tensor_copies:
+            copy_key = (id(source_tensor), node_device)
+            if copy_key not in tensor_copies:
                 copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
                 copied_tensor.place = node_device
-                tensor_copies[source_and_device] = copied_tensor
+                tensor_copies[copy_key] = copied_tensor
                 operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
                 first_node_of_split += 1
                 input_count += 1
-            tensor.sources[i] = tensor_copies[source_and_device]
+            tensor.sources[i] = tensor_copies[copy_key]
         operations_with_copies.append((tensor, None))
     return operations_with_copies, list(tensor_copies.values())
 
@@ -224,10 +224,10 @@ class _DeviceBuffer:
     def allocate(self, nbytes: int) -> int:
         """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
         best_block_index = len(self.free) - 1
-        least_bytes = -1
+        best_block_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
-            if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
-                best_block_index, least_bytes = i, block_bytes
+            if block_bytes >= nbytes and (best_block_bytes < 0 or block_bytes <= best_block_bytes):
+                best_block_index, best_block_bytes = i, block_bytes
         block_offset, block_bytes = self.free[best_block_index]
         if block_bytes == nbytes:
             del self.free[best_block_index]
@@ -318,8 +318,8 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
             if _can_reuse_memory(source_tensor, tensor):
                 owner_tensor = source_tensor.base or source_tensor
                 tensor.offset = owner_tensor.offset
-                extra_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
-                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), extra_bytes)
+                surplus_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
+                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), surplus_bytes)
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
     tensor.offset = buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))

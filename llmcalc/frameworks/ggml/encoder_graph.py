@@ -66,7 +66,8 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
     if not isinstance(tower, VisionTower) or not isinstance(projector, Projector):
         return None
     if not all(
-        isinstance(part, Projector) and _is_plain_projector(part) for part in (projector, *deepstack_projectors)
+        isinstance(any_projector, Projector) and _is_plain_projector(any_projector)
+        for any_projector in (projector, *deepstack_projectors)
     ):
         return None
     graph_kind = _graph_kind(tower, projector)
@@ -81,7 +82,7 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
         graph_kind,
         tower,
         projector,
-        tuple(part for part in deepstack_projectors if isinstance(part, Projector)),
+        tuple(any_projector for any_projector in deepstack_projectors if isinstance(any_projector, Projector)),
         grid_side,
     )
 
@@ -100,9 +101,9 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
     ):
         return None
     has_rope = isinstance(stack.block.attention, Attention) and stack.block.attention.position is not None
-    has_table = tower.positions is not None and tower.positions.axes == 1
+    has_position_table = tower.positions is not None and tower.positions.axes == 1
     image_input, has_mean_pooling = tower.image, projector.merged == "mean" and projector.merge > 1
-    if isinstance(image_input, FixedSize) and has_table and not has_rope:
+    if isinstance(image_input, FixedSize) and has_position_table and not has_rope:
         if tower.class_embedding and projector.merge == 1:
             return "llava"
         return "siglip" if has_mean_pooling and not tower.class_embedding else None
@@ -111,7 +112,7 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
     if isinstance(image_input, LongestEdge) and tower.positions is None:
         return "pixtral"
     is_qwen = isinstance(image_input, SmartResize) and tower.patches.temporal_patch_size == 2 and projector.merge == 2
-    return "qwen" if is_qwen and has_table == tower.patches.bias else None
+    return "qwen" if is_qwen and has_position_table == tower.patches.bias else None
 
 
 def _is_plain_projector(projector: Projector) -> bool:
@@ -139,12 +140,14 @@ def _is_plain_layer(layer: object) -> bool:
     )
 
 
-def encoder_buffers(shape: EncoderShape, device: str, uses_flash: bool) -> dict[str, int]:
+def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool) -> dict[str, int]:
     """Returns device → bytes of the compute buffer of an encoder on `device`.
 
-    uses_flash: whether attention is one operation, else its scores are stored.
+    uses_flash_attention: whether attention is one operation, else its scores are stored.
     """
-    return buffer_sizes(_EncoderGraph(shape, device, uses_flash).build_graph(), [] if device == HOST else [device])
+    return buffer_sizes(
+        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST else [device]
+    )
 
 
 class _EncoderGraph:

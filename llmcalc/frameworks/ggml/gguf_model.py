@@ -319,13 +319,15 @@ class GgufModel:
             return tuple(
                 tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
             )
-        every_weight = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
-        weights = [
+        all_weights = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
+        mtp_weights = [
             replace(weight_tensor, optional_part="", layer=layer_count + (weight_tensor.layer or 0))
-            for weight_tensor in every_weight
+            for weight_tensor in all_weights
             if weight_tensor.optional_part == MTP.name
         ]
-        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
+        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *mtp_weights])[
+            -len(mtp_weights) :
+        ]
         return tuple(
             GgufTensor(_gguf_name(weight), tensor_bytes, weight.layer) for weight, tensor_bytes in weight_sizes
         )

@@ -82,14 +82,14 @@ class LayerDevices:
 
     def device(self, layer: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
-        active_devices = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
+        layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
         first_gpu_layer = max(self.layer_count + self.output_is_first - self.gpu_layer_count, 0)
-        if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
+        if layer < first_gpu_layer or layer - first_gpu_layer >= layers_on_gpus:
             return HOST
         total_share = sum(self.gpu_shares)
         cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
         return self.devices[
-            min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / active_devices), len(self.devices) - 1)
+            min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / layers_on_gpus), len(self.devices) - 1)
         ]
 
 

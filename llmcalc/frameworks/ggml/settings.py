@@ -75,12 +75,12 @@ class GgmlSettings(EngineServer):
         backend_name = DEVICE_NAMES.get(vendor_name, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            listed_names = [device_name.strip() for device_name in str(device_list).split(",")]
-            if listed_names == ["none"]:
+            device_names = [device_name.strip() for device_name in str(device_list).split(",")]
+            if device_names == ["none"]:
                 return ()
-            if listed_names[0].startswith(VULKAN):
+            if device_names[0].startswith(VULKAN):
                 backend_name = VULKAN
-            device_count = len(listed_names)
+            device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
         if device_count > MOST_DEVICES:
@@ -114,8 +114,8 @@ class GgmlSettings(EngineServer):
     @property
     def sequences(self) -> int:
         """The number of the server's slots, which run sequences in parallel (--parallel)."""
-        chosen_number = int(self.flags.get("parallel", -1))
-        return chosen_number if chosen_number > 0 else self.rules.parallel
+        stated_sequences = int(self.flags.get("parallel", -1))
+        return stated_sequences if stated_sequences > 0 else self.rules.parallel
 
     @property
     def is_unified(self) -> bool:

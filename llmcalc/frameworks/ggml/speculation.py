@@ -131,8 +131,8 @@ def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
 
     None for a file that is here, and for a name that states none.
     """
-    is_of_gguf = draft_name.lower().endswith(".gguf") or "gguf:" in draft_name.lower()
-    return known_checkpoint(draft_name) if is_of_gguf and not Path(draft_name).is_file() else None
+    is_gguf_name = draft_name.lower().endswith(".gguf") or "gguf:" in draft_name.lower()
+    return known_checkpoint(draft_name) if is_gguf_name and not Path(draft_name).is_file() else None
 
 
 def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, is_unified: bool) -> dict[str, Any]:

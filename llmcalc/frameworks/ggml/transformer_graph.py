@@ -228,8 +228,8 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(element_count, operation_name="cache", device=cache_device)
-            for element_count in settings.layer_cache(layer)
+            Tensor(cache_bytes, operation_name="cache", device=cache_device)
+            for cache_bytes in settings.layer_cache(layer)
         )
         head_dim, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
@@ -376,8 +376,8 @@ class ModelGraph:
         tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
         key_cache, value_cache = (
-            Tensor(cache_size, operation_name="cache", device=cache_device)
-            for cache_size in self.settings.layer_cache(layer)
+            Tensor(cache_bytes, operation_name="cache", device=cache_device)
+            for cache_bytes in self.settings.layer_cache(layer)
         )
         keys_and_values = self.matmul(
             f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
@@ -615,8 +615,8 @@ class ModelGraph:
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
         state_count = sequence_count * (1 + self.settings.drafted_by_modules)
-        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
-        recurrence_output = self._new_tensor(result_elements, query, key, value, decay, beta, recurrent_state)
+        result_shape = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
+        recurrence_output = self._new_tensor(result_shape, query, key, value, decay, beta, recurrent_state)
         states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
         self.graph.add_operations(self._store_in_cache(state_cache, states))
         value_bytes = heads * net_sizes.value_dim * tokens * F32

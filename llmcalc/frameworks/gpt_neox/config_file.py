@@ -167,9 +167,9 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
-    config_value = reader.value(arguments, "attention_config", [[["global"], "all"]])
+    attention_config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
-    for layer_entry in config_value if isinstance(config_value, list) else [config_value]:
+    for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:
         mixer_names = layer_entry[0] if isinstance(layer_entry, list) and layer_entry else layer_entry
         mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
     if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):

@@ -118,9 +118,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
         memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
-    is_plan = not memory_terms
-    is_ollama = is_plan or "ollama" in log_values
-    if is_plan:
+    has_planned_sizes = not memory_terms
+    is_ollama = has_planned_sizes or "ollama" in log_values
+    if has_planned_sizes:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
             LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
@@ -141,7 +141,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         return None
     failed_buffer = ""
     if is_out_of_memory:
-        failed_buffer = next((name for name, hints in FAILURES.items() if log_text.lines_with(*hints)), "")
+        failed_buffer = next(
+            (name for name, failure_hints in FAILURES.items() if log_text.lines_with(*failure_hints)), ""
+        )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
     cache_formats = {PLAIN_FORMATS.get(log_values.last_text(name), "") for name in ("key_format", "value_format")}
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
@@ -159,7 +161,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
-        note=PLAN_NOTE if is_plan and memory_terms else "",
+        note=PLAN_NOTE if has_planned_sizes and memory_terms else "",
         wrong_term=failed_buffer,
         suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"

@@ -70,10 +70,10 @@ def starts_program(command_line: CommandLine) -> bool:
     is_pretraining = command_line.program.startswith(("pretrain_", "finetune_")) and command_line.program.endswith(
         ".py"
     )
-    has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
+    has_model_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
     return (
         is_pretraining
-        and has_sizes
+        and has_model_sizes
         and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
     )
 

@@ -160,8 +160,8 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     Of a chunk there are the logarithms of its probabilities and its gradient in fp32 (swift/trainers/utils.py,
     `per_token_loss_func_sp`; swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`).
     """
-    written_tokens = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
-    chunk_tokens = int(written_tokens[:9]) if written_tokens.isdecimal() else 0
+    chunk_tokens_text = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
+    chunk_tokens = int(chunk_tokens_text[:9]) if chunk_tokens_text.isdecimal() else 0
     is_divided = config.get("sequence_parallel_size") not in (None, 1)
     has_logits = (
         launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_label_count is None
@@ -334,4 +334,8 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {argument_name: setting for argument_name, setting in trainer_table.items() if setting is not False}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in trainer_table.items()
+        if argument_value is not False
+    }

@@ -47,9 +47,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _read_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the run of a command with the arguments and the environment of a file before its words."""
-    variables = config.get("ENV")
-    env: dict[str, Any] = {**(variables if isinstance(variables, Mapping) else {}), **source_file.env}
-    texts = {str(name): str(value) for name, value in env.items()}
+    env_table = config.get("ENV")
+    env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
+    env_texts = {str(name): str(value) for name, value in env.items()}
     reader = LaunchReader(source_file)
     empty_argument = next((name for name, value in config.items() if name != "ENV" and value == []), None)
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
@@ -63,11 +63,11 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
         for word in (f"--{name}", *_words_of(value))
     ]
     world_size = source_file.world_size
-    if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
-        nodes = integer_of(reader, "NNODES", texts.get("NNODES") or 1)
-        world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * nodes
-    is_typed = source_file.has_typed_device_count and source_file.world_size is not None
-    source = replace(source_file, env=texts, world_size=world_size, has_typed_device_count=is_typed)
+    if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
+        node_count = integer_of(reader, "NNODES", env_texts.get("NNODES") or 1)
+        world_size = max(1, int(env_texts["NPROC_PER_NODE"][:6])) * node_count
+    has_typed_devices = source_file.has_typed_device_count and source_file.world_size is not None
+    source = replace(source_file, env=env_texts, world_size=world_size, has_typed_device_count=has_typed_devices)
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
 
 

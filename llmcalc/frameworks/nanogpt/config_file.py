@@ -64,10 +64,12 @@ def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     typed_keys = [key_match[1] for word in command_line.words if (key_match := re.match(r"--(\w+)=", word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys)
+    has_known_keys = any(
+        key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys
+    )
     return (
         command_line.program == "train.py"
-        and (has_config or has_keys)
+        and (has_config or has_known_keys)
         and all("=" in command_word for command_word in command_line.words[1:])
     )
 

@@ -71,19 +71,21 @@ def is_nanotron(config: Table) -> bool:
 def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        parallelism, tokens = reader.table(config, "parallelism"), reader.table(config, "tokens")
+        parallelism, tokens_table = reader.table(config, "parallelism"), reader.table(config, "tokens")
         model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
         for table_name, known_keys in TABLE_KEYS.items():
             unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
-        _check_stages(reader, config, tokens)
+        _check_stages(reader, config, tokens_table)
         if parallelism.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
         if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
             reader.refuse("model.dtype", f"{short_repr(model.get('dtype'))}; bfloat16 is modelled")
-        factory = reader.table(optimizer, "optimizer_factory")
-        if str(factory.get("name", "adamW")).lower() != "adamw":
-            reader.refuse("optimizer.optimizer_factory", f"{short_repr(factory.get('name'))}; adamW is modelled")
+        optimizer_factory = reader.table(optimizer, "optimizer_factory")
+        if str(optimizer_factory.get("name", "adamW")).lower() != "adamw":
+            reader.refuse(
+                "optimizer.optimizer_factory", f"{short_repr(optimizer_factory.get('name'))}; adamW is modelled"
+            )
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
@@ -95,9 +97,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             cp=cp,
             sequence_parallel=str(parallelism.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER",
             distributed_optimizer=zero_stage == 1,
-            batch=reader.integer(tokens, "micro_batch_size", 1),
-            seq=integer_of(reader, "tokens.sequence_length", tokens.get("sequence_length")),
-            num_microbatches=reader.integer(tokens, "batch_accumulation_per_replica", 1),
+            batch=reader.integer(tokens_table, "micro_batch_size", 1),
+            seq=integer_of(reader, "tokens.sequence_length", tokens_table.get("sequence_length")),
+            num_microbatches=reader.integer(tokens_table, "batch_accumulation_per_replica", 1),
             recompute_granularity="full" if reader.flag(parallelism, "recompute_layer") else None,
             grad_dtype="fp32" if reader.flag(optimizer, "accumulate_grad_in_fp32") else "bf16",
             fuses_activation=False,
@@ -111,9 +113,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
 
 def _check_stages(reader: LaunchReader, config: Table, tokens: Table) -> None:
     """Records stages of the data as unknown whose sequences have another length than `tokens.sequence_length`."""
-    stages = config.get("data_stages")
-    lengths = [stage.get("sequence_length") for stage in stages or () if isinstance(stage, Mapping)]
-    if any(length not in (None, tokens.get("sequence_length")) for length in lengths):
+    data_stages = config.get("data_stages")
+    sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
+    if any(length not in (None, tokens.get("sequence_length")) for length in sequence_lengths):
         reader.refuse("data_stages.sequence_length", "another length than tokens.sequence_length")
 
 

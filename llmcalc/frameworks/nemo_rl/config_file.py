@@ -252,9 +252,9 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
         return world_size
     engine_node_count = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
     engine_devices = reader.optional_integer(policy_table, "generation.colocated.resources.gpus_per_node")
-    node_size = reader.integer(flat_config, devices_key, 8)
+    gpus_per_node = reader.integer(flat_config, devices_key, 8)
     if reader.integer(flat_config, nodes_key, 1) > 1:
-        engine_devices = engine_node_count * (engine_devices or node_size)
+        engine_devices = engine_node_count * (engine_devices or gpus_per_node)
     if not engine_devices or engine_devices >= world_size:
         raise reader.argument_error(
             "policy.generation.colocated.resources",
@@ -268,13 +268,13 @@ def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: in
     """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
     sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     batch = reader.integer(policy_table, "train_micro_batch_size", 1)
-    micro_batches = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
+    micro_batch_count = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
             packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * sequence_length)
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
-            return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
-    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batches}
+            return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batch_count, 2)}
+    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batch_count}
 
 
 def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
@@ -371,7 +371,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     recompute_value = None
     if reader.flag(policy_table, "megatron_cfg.activation_checkpointing"):
         recompute_value = str(reader.value(policy_table, "megatron_cfg.recompute_granularity", "full"))
-    sums_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
+    reduces_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -387,7 +387,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         cuda_graph_impl=policy_table.get("megatron_cfg.cuda_graph_impl"),
         cuda_graph_modules=policy_table.get("megatron_cfg.cuda_graph_modules")
         or policy_table.get("megatron_cfg.cuda_graph_scope"),
-        grad_dtype="fp32" if sums_in_fp32 else "bf16",
+        grad_dtype="fp32" if reduces_in_fp32 else "bf16",
         fuses_activation=reader.flag(policy_table, "megatron_cfg.bias_activation_fusion", True),
     )
     settings: dict[str, Any] = {}

@@ -119,7 +119,7 @@ def _llama_cpp_record() -> GgmlEngineRecord:
 def check_model(preset: Preset, version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
-    own_classes = next((row for row in read_record().own_classes if class_name in row.classes), None)
+    own_classes = next((class_row for class_row in read_record().own_classes if class_name in class_row.classes), None)
     if own_classes is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
     elif not ranges_at([own_classes], parse_version(version.version)):
@@ -159,7 +159,9 @@ class OllamaServer:
         if not chosen_length:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
-                default.context for default in read_record().contexts if default.at_least_gib <= max(total_bytes, 0)
+                default_length.context
+                for default_length in read_record().contexts
+                if default_length.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
         return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
@@ -322,15 +324,15 @@ def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     fitted_server, flags = server.fitted_server, server.flags
     notes_of_fit = (server.version.note, *fitted_server.notes)
-    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit, NOTE_TEXTS)
+    computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
-    answer_notes = list(computed_answer.notes)
+    answer_notes = list(computed_memory.notes)
     if host_layer_count:
         answer_notes.insert(
             0,
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
-            f"{computed_answer.host['share']:.0%} of all bytes",
+            f"{computed_memory.host['share']:.0%} of all bytes",
         )
     if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
         answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
@@ -341,14 +343,14 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    error_heading = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
+    heading_remark = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
     return replace(
-        computed_answer,
+        computed_memory,
         max_model_len=server.num_ctx,
         has_all_layers_on_devices=not host_layer_count,
         assumed_flags=assumed_options,
         notes=tuple(answer_notes),
-        heading=error_heading,
+        heading=heading_remark,
     )
 
 

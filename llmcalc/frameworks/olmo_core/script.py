@@ -366,9 +366,9 @@ def _recompute_settings(
             return {"recompute": "none" if memory_budget else "full"}
         exact_period = 1 / min(memory_budget, 1 - memory_budget)
         layer_period = math.floor(exact_period + 1e-9) if memory_budget < 0.5 else math.ceil(exact_period - 1e-9)
-        layer_share = f"one of {layer_period}" if memory_budget < 0.5 else f"{layer_period - 1} of {layer_period}"
+        layers_text = f"one of {layer_period}" if memory_budget < 0.5 else f"{layer_period - 1} of {layer_period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it "
+            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layers_text} layers kept all that it "
             "saves, " + ("an estimate" if abs(exact_period - layer_period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{layer_period}" if memory_budget < 0.5 else f"every:{layer_period}"}

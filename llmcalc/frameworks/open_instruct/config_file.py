@@ -31,7 +31,11 @@ SIGNS = (
 
 def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
-    return "model_name_or_path" in config and any(sign in config for sign in SIGNS) and "finetuning_type" not in config
+    return (
+        "model_name_or_path" in config
+        and any(argument_name in config for argument_name in SIGNS)
+        and "finetuning_type" not in config
+    )
 
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:

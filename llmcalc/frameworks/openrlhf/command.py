@@ -100,20 +100,27 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             for name, value in arguments_of(command_line.words, source_file.name_in_errors).items()
         }
         known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        plain_data = plain_arguments(arguments, reader, known_names)
-        plain_data = {
-            _current_name(argument_name): argument_value for argument_name, argument_value in plain_data.items()
+        argument_values = plain_arguments(arguments, reader, known_names)
+        argument_values = {
+            _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
         }
         model_id = model_name(arguments.get("actor.model_name_or_path"))
-        _refuse_unmodelled(reader, plain_data)
-        world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
-        config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)
+        _refuse_unmodelled(reader, argument_values)
+        world_size = (
+            _actor_devices(reader, argument_values) if module_verb == "train_ppo_ray" else source_file.world_size
+        )
+        config, settings = (
+            _deepspeed_config(reader, argument_values, world_size),
+            _other_settings(reader, argument_values),
+        )
         if LOSSES[module_verb]:
-            settings |= _pair_settings(reader, plain_data, LOSSES[module_verb], config, settings)
+            settings |= _pair_settings(reader, argument_values, LOSSES[module_verb], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
-        rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
+        rollout = (
+            _rollout_of(reader, argument_values, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
+        )
         reader.ignored_arguments += [
-            argument_name for argument_name in plain_data if argument_name.partition(".")[0] in IGNORED_SECTIONS
+            argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS
         ]
         return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 

@@ -196,19 +196,19 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     }
 
 
-def _adapter_arguments(reader: LaunchReader, keys: Table, adapter_table: Table) -> dict[str, Any]:
-    """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
+def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table: Table) -> dict[str, Any]:
+    """Returns the arguments of the table `peft`, whose default rank is 8. values_by_key: `TABLE.KEY` → value."""
     unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
+    if _names_language_model(reader, values_by_key, "peft.lora_exclude_modules"):
         reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
         if adapter_table.get(key) not in (None, [], plain_value):
             reader.refuse(f"peft.{key}", "it is modelled without")
     arguments: dict[str, Any] = {"use_peft": True}
     arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}
-    arguments["lora_r"] = reader.integer(keys, "peft.lora_r", 8)
-    if reader.flag(keys, "peft.q_lora"):
-        bit_count = reader.integer(keys, "peft.q_lora_bits", 4)
+    arguments["lora_r"] = reader.integer(values_by_key, "peft.lora_r", 8)
+    if reader.flag(values_by_key, "peft.q_lora"):
+        bit_count = reader.integer(values_by_key, "peft.q_lora_bits", 4)
         if bit_count not in (4, 8):
             raise reader.argument_error("peft.q_lora_bits", f"{bit_count}; expected 4 or 8")
         arguments[f"load_in_{bit_count}bit"] = True
@@ -222,11 +222,11 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
     """
     wrap_policy = str(reader.value(values_by_key, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
     if wrap_policy != "TRANSFORMER_BASED_WRAP":
-        is_missing = values_by_key.get("fsdp.auto_wrap_policy") is None
+        lacks_wrap_policy = values_by_key.get("fsdp.auto_wrap_policy") is None
         reader.refuse(
             "fsdp.auto_wrap_policy",
-            f"{'missing, which is NO_WRAP' if is_missing else wrap_policy}: other groups of weights are gathered than "
-            "those of a layer, which TRANSFORMER_BASED_WRAP gathers",
+            f"{'missing, which is NO_WRAP' if lacks_wrap_policy else wrap_policy}: other groups of weights are "
+            "gathered than those of a layer, which TRANSFORMER_BASED_WRAP gathers",
         )
     mixed_precision = values_by_key.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):

@@ -86,11 +86,11 @@ def servers_in_tables(
         ):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
-        item
+        manifest_item
         for document in yaml_documents
         if isinstance(document, Mapping)
-        for item in (document["items"] if isinstance(document.get("items"), list) else [document])
-        if isinstance(item, Mapping)
+        for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        if isinstance(manifest_item, Mapping)
     ]
     serving_runtimes = {
         str(inner_table(manifest_item, "metadata").get("name")): manifest_item
@@ -152,7 +152,9 @@ def _compose_servers(
             env=_environment_variables(expanded_fields["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
-                folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
+                container_folder: host_folder
+                for volume in volume_list
+                for container_folder, host_folder in parse_mount(volume).items()
             },
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)

@@ -58,8 +58,8 @@ def servers_of_file(
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_path, launch_text, launch_folder = _read_launch(path)
-    return servers_of_text(launch_text, typed_path, allow_unknown, launch_folder, typed_flags, typed_engine)
+    typed_launch_file, launch_text, launch_folder = _read_launch(path)
+    return servers_of_text(launch_text, typed_launch_file, allow_unknown, launch_folder, typed_flags, typed_engine)
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
@@ -70,9 +70,9 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
         typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
-    typed_path = typed_launch(typed_text)
-    launch_file = Path(typed_path.path)
-    return typed_path, read_launch_text(launch_file), launch_file.parent
+    typed_launch_file = typed_launch(typed_text)
+    launch_file = Path(typed_launch_file.path)
+    return typed_launch_file, read_launch_text(launch_file), launch_file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -99,8 +99,8 @@ TRAINS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
 
 
 def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
-    typed_path, launch_text, launch_folder = _read_launch(launch_path)
-    yield from _find_servers(launch_text, typed_path, launch_folder)
+    typed_launch_file, launch_text, launch_folder = _read_launch(launch_path)
+    yield from _find_servers(launch_text, typed_launch_file, launch_folder)
 
 
 def engines_of_file(launch_path: str | Path) -> list[str]:
@@ -115,7 +115,7 @@ def engines_of_file(launch_path: str | Path) -> list[str]:
 
 def servers_of_text(
     file_text: str,
-    typed_path: TypedLaunch,
+    typed_launch_file: TypedLaunch,
     allow_unknown: bool = False,
     launch_folder: Path | None = None,
     typed_flags: Mapping[str, Any] = NO_FLAGS,
@@ -123,12 +123,12 @@ def servers_of_text(
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file's text starts.
 
-    typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names;
-        None (default) to read no such file. Other parameters as of `servers_of_file`.
+    typed_launch_file: the file's name, with variables and arguments of a script. launch_folder: folder of files that
+        it names; None (default) to read no such file. Other parameters as of `servers_of_file`.
     """
-    name_in_errors = typed_path.path
+    name_in_errors = typed_launch_file.path
     launched_servers: list[LaunchedServer] = []
-    for started_server in _find_servers(file_text, typed_path, launch_folder):
+    for started_server in _find_servers(file_text, typed_launch_file, launch_folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
@@ -163,9 +163,11 @@ def _is_worker(server_start: ServerStart) -> bool:
 # ---- kinds of files
 
 
-def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path | None) -> Iterator[StartedServer]:
+def _find_servers(
+    file_text: str, typed_launch_file: TypedLaunch, launch_folder: Path | None
+) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
-    name_in_errors, shell_container = typed_path.path, Container("")
+    name_in_errors, shell_container = typed_launch_file.path, Container("")
     server_finder = ServerFinder(name_in_errors)
     file_name = name_in_errors.rpartition("/")[2].lower()
     if is_modelfile(file_text, file_name):
@@ -177,15 +179,15 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
     if not has_tables:
         if is_python(file_text, file_name) and is_python_name(file_name):
             if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
-                yield from servers_in_python(file_text, server_finder, typed_path.variables)
+                yield from servers_in_python(file_text, server_finder, typed_launch_file.variables)
             return
         if not starts_server(file_text) or file_name.endswith(".toml"):
             return
         yield from server_finder.servers_in_script(
-            file_text, typed_path.variables, typed_path.arguments, shell_container
+            file_text, typed_launch_file.variables, typed_launch_file.arguments, shell_container
         )
         return
-    variables = {**_read_env_file(launch_folder), **typed_path.variables}
+    variables = {**_read_env_file(launch_folder), **typed_launch_file.variables}
     yaml_data = []
     for yaml_document in _yaml_documents(file_text, name_in_errors):
         try:
@@ -238,7 +240,11 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [f"--{table_key}" for table_key, setting in config_file.items() if not isinstance(setting, Mapping)]
+            + [
+                f"--{table_key}"
+                for table_key, config_value in config_file.items()
+                if not isinstance(config_value, Mapping)
+            ]
         )
         server_program = program_named(engine_name)
         if server_program is not None and server_program.config_flags:
@@ -298,7 +304,9 @@ def _read_server(
         if not flag_name.startswith("-")
     }
     environment_flags = {
-        field_name: container.env[variable] for variable, field_name in flag_fields.items() if variable in container.env
+        field_name: container.env[variable_name]
+        for variable_name, field_name in flag_fields.items()
+        if variable_name in container.env
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
     parallel_sizes = {
@@ -315,7 +323,11 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
+        env={
+            variable_name: value[:200]
+            for variable_name, value in container.env.items()
+            if not SECRET_NAMES.search(variable_name)
+        },
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,

@@ -82,7 +82,7 @@ class ServerFinder:
             command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
-            place_of_line = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
+            line_location = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
             command_environment = {
                 **outer_container.env,
                 **shell_script.env(),
@@ -90,7 +90,7 @@ class ServerFinder:
                 **_known_variables(command_line.env),
             }
             container = replace(
-                outer_container, place_in_file=place_of_line, words=command_words, env=command_environment
+                outer_container, place_in_file=line_location, words=command_words, env=command_environment
             )
             for started_server in self.servers_in_words(container, shell_script.written_files, nesting_depth, True):
                 started_engines.add(started_server.start.program.engine)
@@ -103,20 +103,20 @@ class ServerFinder:
     def servers_in_words(
         self,
         container: Container,
-        files: Mapping[str, str] | None = None,
+        written_files: Mapping[str, str] | None = None,
         depth: int = 0,
         is_shell_command: bool = False,
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts.
 
-        files: file name → text that the script writes. is_shell_command: whether a script has the command; default
-        false, for arguments of the image's entry point.
+        written_files: file name → text that the script writes. is_shell_command: whether a script has the command;
+        default false, for arguments of the image's entry point.
         """
         command_words = list(container.words)
         server_program = program_named(container.engine)
         if not command_words and server_program is not None and container.model:
             yield StartedServer(
-                ServerStart(server_program, ()), container, files or {}, version_of_image(container.image)
+                ServerStart(server_program, ()), container, written_files or {}, version_of_image(container.image)
             )
         image_program = program_of_image(container.image)
         if not command_words and image_program is not None and image_program.engine not in FOLDERS:
@@ -128,7 +128,7 @@ class ServerFinder:
             inner_environment = {**container.env, **inner_container.env}
             gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
             yield from self.servers_in_words(
-                replace(inner_container, env=inner_environment, gpus=gpu_count), files, depth + 1
+                replace(inner_container, env=inner_environment, gpus=gpu_count), written_files, depth + 1
             )
             return
         script_text, script_arguments = _quoted_script(command_words)
@@ -139,7 +139,7 @@ class ServerFinder:
         if server_start is None and server_program is not None and command_words[0].startswith("-"):
             server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:
-            yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
+            yield StartedServer(server_start, container, written_files or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
@@ -193,7 +193,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, command_word in enumerate(command_words[:-1]):
         if command_word.rpartition("/")[2] in SHELLS:
-            option_word = next(
+            script_word_index = next(
                 (
                     script_index
                     for script_index in range(i + 1, min(i + 5, len(command_words) - 1))
@@ -201,9 +201,9 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 ),
                 None,
             )
-            flags = command_words[i + 1 : option_word]
-            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
-                return command_words[option_word], command_words[option_word + 2 :]
+            flags = command_words[i + 1 : script_word_index]
+            if script_word_index is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
+                return command_words[script_word_index], command_words[script_word_index + 2 :]
             return "", ()
         if i > 6:
             break

@@ -108,10 +108,14 @@ class SGLangServer(EngineServer):
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
-        positions, rope_scaling = super().model_length, self.preset.rope_parameters or {}
+        position_count, rope_scaling = super().model_length, self.preset.rope_parameters or {}
         is_scaled = "original_max_position_embeddings" not in rope_scaling and rope_scaling.get("rope_type") != "llama3"
         scaling_factor = rope_scaling.get("factor", 1) if is_scaled else 1
-        return int(positions * scaling_factor) if positions and isinstance(scaling_factor, int | float) else positions
+        return (
+            int(position_count * scaling_factor)
+            if position_count and isinstance(scaling_factor, int | float)
+            else position_count
+        )
 
     @property
     def engine_record(self) -> SGLangRecord:
@@ -229,8 +233,8 @@ class SGLangServer(EngineServer):
     @property
     def has_encoder(self) -> bool:
         """Whether the model runs with an encoder, even an encoder that llmcalc does not count."""
-        has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
-        return self.loads_towers or has_config
+        has_vision_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
+        return self.loads_towers or has_vision_config
 
     @property
     def _vision_config(self) -> Any:
@@ -518,7 +522,7 @@ class SGLangServer(EngineServer):
         """
         if rank.widest_networks[2] is None:
             return 0
-        components = [
+        component_names = [
             component_name
             for component_name, is_whole in (
                 ("feed_forward", self.flags.get("moe_dense_tp_size")),
@@ -526,11 +530,11 @@ class SGLangServer(EngineServer):
             )
             if is_whole
         ]
-        if not components:
+        if not component_names:
             return 0
         stage_index = rank.layout.coordinates(rank.rank).pp
         whole_rank = replace(rank, layout=replace(self.layout, tp=1), rank=stage_index)
-        whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in components)
+        whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in component_names)
         return whole_bytes - whole_bytes // self.tp
 
     @property
@@ -560,10 +564,10 @@ class SGLangServer(EngineServer):
     @property
     def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
-        replicas, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
+        replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
-            None if request_limit is None else max(1, request_limit // replicas),
-            replicas,
+            None if request_limit is None else max(1, request_limit // replica_count),
+            replica_count,
             self.speculation.verified_tokens,
         )
 
@@ -604,9 +608,11 @@ class SGLangServer(EngineServer):
         if not token_caches:
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
-        full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        has_own_width = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
-        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers and not has_own_width else 0
+        full_layer_count = max((cache.layers for cache in token_caches if cache.window is None), default=0)
+        has_separate_draft_cache = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
+        draft_layer_count = (
+            draft_layers(self.speculation, self.preset) if full_layer_count and not has_separate_draft_cache else 0
+        )
         token_bytes: Fraction | int = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
@@ -616,7 +622,7 @@ class SGLangServer(EngineServer):
             )
             for cache in token_caches
         )
-        if has_own_width and self.draft is not None:
+        if has_separate_draft_cache and self.draft is not None:
             token_bytes += sum(
                 self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layers
                 for cache in self.draft.token_caches

@@ -35,7 +35,7 @@ def layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[dict[str,
 
     most_devices: the largest number of devices.
     """
-    return layouts_of(server, memory, most_devices, tensor_limit=16, allows_stages=False)
+    return layouts_of(server, memory, most_devices, tp_limit=16, allows_stages=False)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

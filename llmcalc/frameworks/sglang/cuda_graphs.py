@@ -99,12 +99,12 @@ def _has_prompt_graphs(
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
     graph_backend = flags.get("cuda_graph_backend_prefill")
-    disables_all = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    disables_all_graphs = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (
         version_rules.prompt_graphs == "off"
         or flags.get("disable_piecewise_cuda_graph")
         or graph_backend == "disabled"
-        or disables_all
+        or disables_all_graphs
     ):
         return False
     if graph_backend is not None:

@@ -67,11 +67,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags, model_loads, free_bytes))
     if not memory_terms and not refusal_message:
         return None
-    known_fields = {
-        flag_name.field_name
-        for flag_name in flags()
-        if not flag_name.is_memory_neutral and not flag_name.refusal_reason
-    }
+    known_fields = {flag.field_name for flag in flags() if not flag.is_memory_neutral and not flag.refusal_reason}
     return ParsedLog(
         program="sglang",
         title="SGLang",
@@ -134,11 +130,11 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
     """
-    byte_sizes_by_name = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
+    size_lists = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
     model_loads: list[ModelLoad] = []
-    if len({len(byte_sizes) for byte_sizes in byte_sizes_by_name}) != 1:
+    if len({len(byte_sizes) for byte_sizes in size_lists}) != 1:
         return []
-    for free_bytes, weight_bytes, remaining_bytes in zip(*byte_sizes_by_name, strict=True):
+    for free_bytes, weight_bytes, remaining_bytes in zip(*size_lists, strict=True):
         last_load = model_loads[-1] if model_loads else None
         if last_load is None or free_bytes > last_load.free_bytes - last_load.weight_bytes // 2:
             model_loads.append(ModelLoad(free_bytes, weight_bytes, remaining_bytes))

@@ -34,7 +34,7 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
 
 def unused_segment_bytes(rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(rest_bytes * segment_count for rest_bytes, segment_count in segment_remainders(rank).items())
+    return sum(remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(rank).items())
 
 
 def copied_projection_bytes(rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:

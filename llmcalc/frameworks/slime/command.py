@@ -121,8 +121,11 @@ def _is_model(word: str) -> bool:
 
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     """Returns arguments without the batches of SGLang's graphs if a command such as `seq` prints them, with a note."""
-    batches = arguments.get(GRAPH_BATCHES, [])
-    if not any(is_unresolved(str(size)) for size in (batches if isinstance(batches, list) else [batches])):
+    batch_sizes = arguments.get(GRAPH_BATCHES, [])
+    if not any(
+        is_unresolved(str(batch_size))
+        for batch_size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])
+    ):
         return arguments
     reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
     return {name: value for name, value in arguments.items() if name != GRAPH_BATCHES}
@@ -145,37 +148,39 @@ def _tokens(reader: LaunchReader, config: Table) -> int:
 
 def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int]:
     """Returns the run of the actor under Megatron-Core, and the tokens of a rank's micro-batch."""
-    sizes = {
+    parallel_sizes = {
         name: reader.integer(config, f"{name}_parallel_size", 1)
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")
     }
-    cp = sizes["context"]
+    cp = parallel_sizes["context"]
     world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
-    is_dynamic = reader.flag(config, "use_dynamic_batch_size")
+    has_dynamic_batches = reader.flag(config, "use_dynamic_batch_size")
     rank_tokens = _tokens(reader, config)
-    ranks_of_replica = sizes["tensor_model"] * sizes["pipeline_model"] * cp
+    ranks_of_replica = parallel_sizes["tensor_model"] * parallel_sizes["pipeline_model"] * cp
     if world_size % ranks_of_replica:
         raise reader.argument_error(
             "--actor-num-gpus-per-node",
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )
-    batch = 1 if is_dynamic else reader.integer(config, "micro_batch_size", 1)
-    samples = max(1, _samples(reader, config) // (world_size // ranks_of_replica) // batch)
-    if is_dynamic:
+    batch = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
+    samples_of_rank = max(1, _samples(reader, config) // (world_size // ranks_of_replica) // batch)
+    if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
     parallel_run = MegatronRun(
-        tp=sizes["tensor_model"],
-        pp=sizes["pipeline_model"],
+        tp=parallel_sizes["tensor_model"],
+        pp=parallel_sizes["pipeline_model"],
         cp=cp,
-        ep=sizes["expert_model"],
-        etp=reader.integer(config, "expert_tensor_parallel_size", sizes["tensor_model"]),
+        ep=parallel_sizes["expert_model"],
+        etp=reader.integer(config, "expert_tensor_parallel_size", parallel_sizes["tensor_model"]),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         batch=batch,
-        seq=rank_tokens * cp if is_dynamic else rank_tokens,
-        num_microbatches=min(samples, 2 * sizes["pipeline_model"]) if is_dynamic else samples,
+        seq=rank_tokens * cp if has_dynamic_batches else rank_tokens,
+        num_microbatches=min(samples_of_rank, 2 * parallel_sizes["pipeline_model"])
+        if has_dynamic_batches
+        else samples_of_rank,
         recompute_granularity=config.get("recompute_granularity"),
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
@@ -202,8 +207,8 @@ def _samples(reader: LaunchReader, config: Table) -> int:
     """Returns the samples of a step of the optimizer."""
     if config.get("global_batch_size") is not None:
         return reader.integer(config, "global_batch_size", 1)
-    samples = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)
-    return max(1, samples // reader.integer(config, "num_steps_per_rollout", 1))
+    sample_count = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)
+    return max(1, sample_count // reader.integer(config, "num_steps_per_rollout", 1))
 
 
 def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:

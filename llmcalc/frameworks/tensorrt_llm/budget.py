@@ -154,11 +154,11 @@ class TensorRTLLMServer(EngineServer):
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        intermediate_size, is_gated, experts = rank.widest_networks
+        intermediate_size, is_gated, rank_experts = rank.widest_networks
         hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
-        if experts is not None:
-            top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        if rank_experts is not None:
+            top_k, expert_width, expert_hidden_size = rank_experts.top_k, rank_experts.width, rank_experts.input_width
             inner_width = max(
                 inner_width, top_k * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
             )

@@ -89,7 +89,7 @@ class StageRun:
         # tables, and tensors that live until the next micro-batch
         remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
         self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
-        self._constant_bytes = remaining_bytes + sum(extra_bytes for _, extra_bytes in whole_gradients)
+        self._constant_bytes = remaining_bytes + sum(excess_bytes for _, excess_bytes in whole_gradients)
         self._has_whole_gradients = bool(whole_gradients)
         self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
         self._latest: tuple[int, PassVisits, PassVisits] | None = None

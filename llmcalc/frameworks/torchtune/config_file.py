@@ -276,13 +276,16 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     module_names = model.get("lora_attn_modules")
     if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
         raise reader.value_error("model.lora_attn_modules", module_names, f"a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[str(module)] for module in module_names), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    target_modules = [
+        *(TARGETS[str(module)] for module in module_names),
+        *(NETWORK if model.get("apply_lora_to_mlp") else ()),
+    ]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
-        target_pair=("model.lora_attn_modules", targets),
+        target_pair=("model.lora_attn_modules", target_modules),
         dropout_value=model.get("lora_dropout"),
         magnitude_value=reader.flag(model, "use_dora"),
     )

@@ -109,9 +109,13 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 
 def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
-    trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
+    trainer_arguments = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
     has_trl_argument = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
-    return "model_name_or_path" in config and has_trl_argument and any(argument in config for argument in trainer_signs)
+    return (
+        "model_name_or_path" in config
+        and has_trl_argument
+        and any(argument in config for argument in trainer_arguments)
+    )
 
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
@@ -130,9 +134,9 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
         )
         known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
-        is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
+        is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
-        loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
+        loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
         reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", defaults["bf16"] and not config.get("fp16"))}
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
@@ -154,20 +158,20 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= sft_loss_settings(reader, config, run_settings)
         format_settings, _ = weight_formats(reader, arguments, "float32")
         launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
-        loaded_bytes = 2 if "dtype" in format_settings else 4
-        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
+        bytes_per_weight = 2 if "dtype" in format_settings else 4
+        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and bytes_per_weight == 4:
             # gathered in 16 bits alone
             launched_run = replace(launched_run, frozen=replace(launched_run.frozen, dtype="float32"))
         if has_teacher and not is_grpo:
-            return with_teacher(reader, config, launched_run, loaded_bytes)
+            return with_teacher(reader, config, launched_run, bytes_per_weight)
         if not is_grpo:
             return launched_run
         completion_length = reader.integer(config, "max_completion_length", 512)
         has_mixed_precision = bool(arguments["bf16"]) or reader.flag(config, "fp16")
-        has_wide_logits = has_mixed_precision and launched_run.framework != "deepspeed"
-        launched_run = with_log_probabilities(launched_run, completion_length, has_wide_logits)
+        has_fp32_logits = has_mixed_precision and launched_run.framework != "deepspeed"
+        launched_run = with_log_probabilities(launched_run, completion_length, has_fp32_logits)
         rollout = colocated_rollout(
-            reader, config, launched_run, memory_share=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+            reader, config, launched_run, memory_share=0.3, max_tokens=4096, reference_bytes=bytes_per_weight
         )
         has_log_probabilities = _has_log_probabilities(reader, config, launched_run)
         return replace(launched_run, rollout=replace(rollout, has_log_probabilities=has_log_probabilities))

@@ -373,19 +373,19 @@ Condition: TypeAlias = tuple[ast.expr, bool]
 def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
     """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
     conditions: dict[int, tuple[Condition, ...]] = {}
-    open_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
-    while open_nodes:
-        node, node_conditions = open_nodes.pop()
+    pending_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    while pending_nodes:
+        node, node_conditions = pending_nodes.pop()
         if isinstance(node, ast.Call):
             conditions[id(node)] = node_conditions
         if not isinstance(node, ast.If | ast.IfExp):
-            open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
+            pending_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
-        open_nodes.append((node.test, node_conditions))
+        pending_nodes.append((node.test, node_conditions))
         for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
             branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
-            open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
+            pending_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
 
 
@@ -406,7 +406,7 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if isinstance(target_node, ast.Subscript) and assignment.value is not None:
         table_name = dotted_name_of(target_node.value)
-        table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
-        if isinstance(table, dict) and isinstance(item_name, str):
-            return {table_name: {**table, item_name: value_of_item(assignment.value, variables)}}
+        table, item_key = variables.get(table_name), value_of(target_node.slice, variables)
+        if isinstance(table, dict) and isinstance(item_key, str):
+            return {table_name: {**table, item_key: value_of_item(assignment.value, variables)}}
     return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

@@ -293,13 +293,13 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         magnitude_value=peft_values.get("use_dora"),
     )
     adapter_settings |= recompute_settings(peft_values.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
-    is_eight_bits = reader.flag(model, "load_in_8bit")
+    is_eight_bit = reader.flag(model, "load_in_8bit")
     is_unquantized = any(
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
-    if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
+    if reader.flag(model, "load_in_4bit", not (is_eight_bit or is_unquantized)):
         return {**adapter_settings, **BASE_IN_4_BITS}
-    return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
+    return adapter_settings | ({"base": "int8"} if is_eight_bit else {})
 
 
 def _is_method(called_name: str, method_name: str) -> bool:

@@ -125,7 +125,7 @@ def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) ->
 
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
-    settings = {}
+    resolved_values = {}
     for override_key, override in overrides_by_key.items():
         if is_unresolved(override) and override_key in DEVICES and reader.source.has_typed_device_count:
             continue
@@ -137,8 +137,8 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
             and not override_key.endswith(("path", "_dir", "_file"))
         ):
             raise reader.argument_error(override_key, unresolved_reason(override))
-        settings[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
-    return settings
+        resolved_values[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
+    return resolved_values
 
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
@@ -326,7 +326,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
     batch, tokens = _micro_batch_shape(reader, config, cp)
-    fusion = f"{override_section}.bias_activation_fusion"
+    fusion_key = f"{override_section}.bias_activation_fusion"
     fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
     parallel_run = MegatronRun(
         tp=tp,
@@ -349,7 +349,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
         recompute_modules=config.get(f"{override_section}.recompute_modules"),
-        fuses_activation=fused_model_types if config.get(fusion) is None else reader.flag(config, fusion),
+        fuses_activation=fused_model_types if config.get(fusion_key) is None else reader.flag(config, fusion_key),
     )
     settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):

@@ -187,15 +187,15 @@ class VLLMServer(VLLMSettings):
         rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.widest_networks
+        _, _, rank_experts = rank.widest_networks
         padding_bytes = 0
         has_padding = rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
-        if has_padding and experts is not None:
+        if has_padding and rank_experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
-                experts.input_width, experts.width
+                rank_experts.input_width, rank_experts.width
             )
-            expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
-            padding_bytes = experts.layers * experts.expert_count * (padded_expert_bytes - expert_bytes)
+            expert_bytes = 3 * rank_experts.width * rank_experts.input_width * 17 // 32
+            padding_bytes = rank_experts.layers * rank_experts.expert_count * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
@@ -208,14 +208,14 @@ class VLLMServer(VLLMSettings):
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
-        is_expandable = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
-        return 0 if self.converts_weights or is_expandable else unsplit_bytes(rank)
+        has_expandable_segments = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
+        return 0 if self.converts_weights or has_expandable_segments else unsplit_bytes(rank)
 
     @property
     def converts_weights(self) -> bool:
         """Whether vLLM quantizes 16-bit weights at load. With `--quantize` the checkpoint is quantized already."""
-        is_stored_so = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
-        return self.flags.get("quantization") in CONVERTING_WORDS and not is_stored_so
+        is_already_quantized = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
+        return self.flags.get("quantization") in CONVERTING_WORDS and not is_already_quantized
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""

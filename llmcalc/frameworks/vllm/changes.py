@@ -31,8 +31,8 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
-        item_tokens = server.largest_input_tokens
-        yield f"--max-num-batched-tokens {item_tokens}", {"max_num_batched_tokens": item_tokens}
+        largest_input_tokens = server.largest_input_tokens
+        yield f"--max-num-batched-tokens {largest_input_tokens}", {"max_num_batched_tokens": largest_input_tokens}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
@@ -41,8 +41,8 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     if server.encoder_run is not None and server.encoder_run.medium == "video":
         limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
-        takes_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
-        typed_limits = ".video 0" if takes_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
+        accepts_dotted_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
+        typed_limits = ".video 0" if accepts_dotted_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
         yield f"--limit-mm-per-prompt{typed_limits}", {"limit_mm_per_prompt": limits_without_videos}
     longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:

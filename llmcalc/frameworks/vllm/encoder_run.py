@@ -139,10 +139,10 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
     The configs of 12B, 26B-A4B and 31B state it (`use_bidirectional_attention`: vision). Those of E2B and E4B, which
     have an embedding of every layer, do not.
     """
-    token_budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
+    image_rules = [getattr(tower, "image", None) for tower in spec.towers.values()]
     if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
         return 0
-    return max((budget.max_tokens for budget in token_budgets if isinstance(budget, TokenBudget)), default=0)
+    return max((image_rule.max_tokens for image_rule in image_rules if isinstance(image_rule, TokenBudget)), default=0)
 
 
 def encoder_run(

@@ -73,7 +73,7 @@ BLOCK = 128
 
 def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
-    field_name = next((field for field in BACKEND_FIELDS if field in flags), BACKEND_FIELDS[0])
+    field_name = next((backend_field for backend_field in BACKEND_FIELDS if backend_field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name
@@ -148,8 +148,8 @@ def _stated_copies(flags: Mapping[str, Any]) -> int:
 
 def _copies_option(flags: Mapping[str, Any]) -> str:
     """Returns the option that states the copies of experts, as the user typed it."""
-    is_flag = "num_redundant_experts" in flags
-    return "--num-redundant-experts" if is_flag else "--eplb-config num_redundant_experts"
+    is_typed_flag = "num_redundant_experts" in flags
+    return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
 
 def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:

@@ -66,7 +66,10 @@ class BlockPool:
     @property
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
-        return any(group.state_blocks is not None and group.state_blocks.mode == "align" for group in self.groups)
+        return any(
+            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "align"
+            for layer_group in self.groups
+        )
 
     def blocks(self, available_bytes: int) -> int:
         """Returns the number of blocks that fit into `available_bytes` bytes."""
@@ -97,16 +100,16 @@ class BlockPool:
             layer_group.state_blocks is not None and layer_group.state_blocks.mode == "current"
             for layer_group in self.groups
         )
-        smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
-        return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block
+        smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
+        return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
-        smallest_block = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
+        smallest_block_tokens = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
-        block_multiples = range(smallest_block, max_tokens + 1, smallest_block)
-        return smallest_block * bisect_right(
+        block_multiples = range(smallest_block_tokens, max_tokens + 1, smallest_block_tokens)
+        return smallest_block_tokens * bisect_right(
             block_multiples,
             block_count,
             key=lambda request_tokens: self.blocks_of_request(request_tokens, tokens_in_flight),

@@ -74,10 +74,10 @@ class ProfileRun(NamedTuple):
         intermediate_size, is_gated, experts = rank.widest_networks
         hidden_size, tokens = rank.hidden_size, self.tokens
         if experts is None:
-            hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
+            hidden_vector_count = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
             return (
-                int(tokens * 2 * (hidden_vectors * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
         top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width

@@ -305,8 +305,8 @@ class VLLMSettings(EngineServer):
     @property
     def version_of_rules(self) -> tuple[int, ...]:
         """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
-        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
-        return LAST_V0_VERSION if is_first_engine else self.version_numbers
+        uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
+        return LAST_V0_VERSION if uses_v0_engine else self.version_numbers
 
     @cached_property
     def second_runner(self) -> SecondModelRunner | None:
@@ -417,9 +417,11 @@ class VLLMSettings(EngineServer):
     @cached_property
     def whole_videos(self) -> VideosAsImages | None:
         """The rules of videos if a whole video must fit in one batch; None if it need not."""
-        rules = self.engine_record.videos_as_images(self.version_of_rules)
-        must_be_whole = rules is not None and rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
-        return rules if must_be_whole else None
+        video_rules = self.engine_record.videos_as_images(self.version_of_rules)
+        must_be_whole = (
+            video_rules is not None and video_rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+        )
+        return video_rules if must_be_whole else None
 
     @property
     def largest_input_tokens(self) -> int:

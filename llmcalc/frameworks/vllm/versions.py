@@ -248,7 +248,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise None."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
-        return next((frames for frames in version_ranges if frames.patch_size == patch_size), None)
+        return next((video_frames for video_frames in version_ranges if video_frames.patch_size == patch_size), None)
 
     def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
