@@ -146,12 +146,15 @@ class LowRankAdapters:
         total_bytes: Number = 0
         if self.base_format == "none":
             return weight_count, total_bytes
-        heads = [
+        head_layers = [
             [layer]
             for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
             if layer[0].kind == "lm_head"
         ]
-        for joint_layers in [*self._layer_products(node_tree, included_parts), *(heads if self.quantized_head else [])]:
+        for joint_layers in [
+            *self._layer_products(node_tree, included_parts),
+            *(head_layers if self.quantized_head else []),
+        ]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 counted_op = node_position.use
@@ -270,14 +273,14 @@ def adapters_of_targets(
     adapters: LowRankAdapters,
     target_projections: Sequence[str] | None = None,
     included_parts: frozenset[str] = frozenset(),
-    module_names: ModuleNames | None = None,
+    module_names_of: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
     """Returns the adapters of the target layers.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
         and values, of which the model may lack one: PEFT adapts the modules that match.
-    module_names: names of the modules in the model's class; None if they are not known.
+    module_names_of: names of the modules in the model's class; None if they are not known.
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
@@ -286,7 +289,7 @@ def adapters_of_targets(
     _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
-    layers_of_class = class_layers(node_tree, included_parts, module_names)
+    layers_of_class = class_layers(node_tree, included_parts, module_names_of)
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
     requested_targets = _default_targets(joined_projections) if target_projections is None else target_projections
     target_names, unknown_targets = split_targets(requested_targets, layer_names, layers_of_class)
@@ -320,8 +323,8 @@ def adapters_of_targets(
 
 def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
     """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
-    layers = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
-    return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
+    layer_names = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
+    return tuple(dict.fromkeys(layer_names)) or DEFAULT_TARGETS
 
 
 def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_parts: frozenset[str]) -> None:

@@ -132,9 +132,9 @@ class GGUFMix(QuantizationScheme):
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-        model = self._rules_of_model(spec, params)
+        model_rules = self._rules_of_model(spec, params)
         for param in params:
-            yield param, model.stored_bytes(param)
+            yield param, model_rules.stored_bytes(param)
 
     def tensor_counts_by_type(self, spec: ModelSpec) -> dict[str, int]:
         """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
@@ -143,11 +143,15 @@ class GGUFMix(QuantizationScheme):
         """
         counts_by_type: dict[str, int] = {}
         params = list(weight_tensors_of(spec.tree()))
-        model = self._rules_of_model(spec, params)
+        model_rules = self._rules_of_model(spec, params)
         for param in params:
-            if model.tensor_category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
+            if (
+                model_rules.tensor_category(param) == "attn_qkv"
+                and param.name != "q_proj"
+                and param.tensor.role == "matrix"
+            ):
                 continue  # fused with q_proj
-            for ggml_type in model.storage_types(param):
+            for ggml_type in model_rules.storage_types(param):
                 counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
         return counts_by_type
 

@@ -191,11 +191,11 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
         "version",
     )
     global_config = scheme_fields.get_table("global_quant_config")
-    layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
+    layer_tables = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     scheme_remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
-    for module_name, module_fields in layers.get_tables("how a group of modules is quantised"):
+    for module_name, module_fields in layer_tables.get_tables("how a group of modules is quantised"):
         storage_format, scheme_label = _quark_format(module_fields)
         layer_groups.append(LayerGroup(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(scheme_label)
@@ -386,7 +386,9 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     row_group = config.get_group_size("out_group_size", 1) or 1
     codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
-    module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
+    module_names = [
+        weight_name.removesuffix(".weight") for weight_name in config.get_strings("linear_weights_not_to_quantize")
+    ]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(
@@ -438,9 +440,9 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     codebook_count, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
     outlier_columns = layer_fields.get("outlier_size", 0)
-    for field_name, value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
-        if type(value) is not int or not 0 <= value <= LARGEST:
-            raise layer_fields.value_error(field_name, value, "a whole number")
+    for field_name, field_value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
+        if type(field_value) is not int or not 0 <= field_value <= LARGEST:
+            raise layer_fields.value_error(field_name, field_value, "a whole number")
     for field_name, flag_value in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
         layer_fields.check_choice(field_name, flag_value, True, False)
     group_columns = group_columns or 0

@@ -174,8 +174,8 @@ NODE_DEVICES = 8
 
 def is_automodel(config: Table) -> bool:
     """Whether a table is a recipe of NeMo-Automodel."""
-    model = config.get("model")
-    has_recipe_tables = isinstance(model, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
+    model_table = config.get("model")
+    has_recipe_tables = isinstance(model_table, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
     return has_recipe_tables and ("recipe" in config or TARGET in config["model"])
 
 
@@ -201,10 +201,10 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a recipe. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         _check_tables(reader, config)
-        model = reader.table(config, "model")
-        model_name = _model_name(reader, model)
-        if _is_classifier(config, model):
-            reader.score_label_count = reader.integer(model, "num_labels", 2)
+        model_table = reader.table(config, "model")
+        model_name = _model_name(reader, model_table)
+        if _is_classifier(config, model_table):
+            reader.score_label_count = reader.integer(model_table, "num_labels", 2)
         distributed = reader.table(config, "distributed")
         layout = _layout(reader, config, distributed)
         step_scheduler = reader.table(config, "step_scheduler")
@@ -215,8 +215,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             "batch": batch,
             "num_microbatches": max(1, global_batch // (batch * layout.dp)),
             **_length_settings(reader, config),
-            **_format_settings(reader, model, layout),
-            **_kernel_settings(reader, model),
+            **_format_settings(reader, model_table, layout),
+            **_kernel_settings(reader, model_table),
             **_optimizer_settings(reader, config),
             **_loss_settings(reader, config),
         }
@@ -248,12 +248,12 @@ def _recipe_name(config: Table) -> str:
     return str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
-def _is_classifier(config: Table, model: Table) -> bool:
+def _is_classifier(config: Table, model_table: Table) -> bool:
     """Whether the model has a head of scores, of which recipes/llm/train_seq_cls.py computes the loss."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
-        or f"{CLASSIFIER}." in str(model.get(TARGET) or "")[:120]
-        or model.get("num_labels") is not None
+        or f"{CLASSIFIER}." in str(model_table.get(TARGET) or "")[:120]
+        or model_table.get("num_labels") is not None
     )
 
 
@@ -275,26 +275,26 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
 
 
-def _model_name(reader: LaunchReader, model: Table) -> str:
+def _model_name(reader: LaunchReader, model_table: Table) -> str:
     """Returns the hub's name of the model. Records changes of its config as unknown."""
-    builder_path = str(model.get(TARGET) or "")[:120]
+    builder_path = str(model_table.get(TARGET) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
         raise reader.argument_error(
             f"model.{TARGET}", f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
         )
-    unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model")
-    hub_config = model.get("config")
+    unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
+    hub_config = model_table.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
     unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
-    for table, table_path in ((model, "model"), (config_table, "model.config")):
+    for table, table_path in ((model_table, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
     model_names = (
-        model.get("pretrained_model_name_or_path"),
+        model_table.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
         hub_config,
     )
-    return next((name[:200] for name in model_names if isinstance(name, str)), "")
+    return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
 def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
@@ -383,7 +383,7 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
     if reader.flag(fp8_table, "emulate"):
         reader.refuse("fp8.emulate", "products in 8 bits that are emulated are not modelled")
     module_names = fp8_table.get("filter_fqns") or []
-    if not isinstance(module_names, list) or any(name != "lm_head" for name in module_names):
+    if not isinstance(module_names, list) or any(module_name != "lm_head" for module_name in module_names):
         reader.refuse("fp8.filter_fqns", "lm_head is modelled")
     return Float8Settings(
         gathers_float8=float8_recipe == "tensorwise" and reader.flag(fp8_table, "enable_fsdp_float8_all_gather"),
@@ -437,9 +437,9 @@ def _dtype_name(written_dtype: Any) -> str:
     return str(written_dtype).removeprefix("torch.")[:20]
 
 
-def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict[str, Any]:
+def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
     """Returns the formats of weights, which the optimizer updates as they are stored."""
-    written_format = _dtype_name(reader.value(model, "torch_dtype", "auto"))
+    written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
     dtype = FORMATS.get(written_format)
     if dtype is None:
         raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
@@ -450,33 +450,34 @@ def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict
     return {"dtype": dtype, "master_weights": "none"}
 
 
-def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
+def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]:
     """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
-    backend = reader.table(model, "backend")
+    backend = reader.table(model_table, "backend")
     if backend.get("te_fp8") is not None:
         reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
-    settings: dict[str, Any] = {} if model.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
-    name, key = model.get("attn_implementation"), "model.attn_implementation"
-    if name is None and backend.get("attn") == "eager":
-        name, key = "eager", "model.backend.attn"
-    if name is None or name in OTHER_FUSED_ATTENTION:
+    settings: dict[str, Any] = {} if model_table.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
+    attention_name, key = model_table.get("attn_implementation"), "model.attn_implementation"
+    if attention_name is None and backend.get("attn") == "eager":
+        attention_name, key = "eager", "model.backend.attn"
+    if attention_name is None or attention_name in OTHER_FUSED_ATTENTION:
         return {**settings, "attn_implementation": "flash"}
-    return settings | attention_settings(reader, key, name)
+    return settings | attention_settings(reader, key, attention_name)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer; torch's runs by foreach where nothing else is said."""
     optimizer = reader.table(config, "optimizer")
-    name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
-    if name.startswith("transformer_engine") and name.endswith(FUSED_ADAM):
+    optimizer_name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
+    if optimizer_name.startswith("transformer_engine") and optimizer_name.endswith(FUSED_ADAM):
         return _fused_adam_settings(reader, optimizer)
-    if name not in OPTIMIZERS:
+    if optimizer_name not in OPTIMIZERS:
         reader.refuse(
             f"optimizer.{TARGET}",
-            f"{short_repr(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
+            f"{short_repr(optimizer_name)} is not modelled; "
+            f"{', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
         )
         return {}
-    if name == "torch.optim.SGD":
+    if optimizer_name == "torch.optim.SGD":
         return {"optimizer": "sgd"}
     if reader.flag(optimizer, "fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
@@ -510,18 +511,18 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the loss: `MaskedCrossEntropy` copies logits to fp32 by default."""
-    loss = reader.table(config, "loss_fn")
-    name = str(reader.value(loss, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
-    if name == "MaskedCrossEntropy":
-        return {} if reader.flag(loss, "fp32_upcast", True) else {"logits_dtype": "bf16"}
-    if name == "FusedLinearCrossEntropy":
+    loss_table = reader.table(config, "loss_fn")
+    loss_class = str(reader.value(loss_table, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
+    if loss_class == "MaskedCrossEntropy":
+        return {} if reader.flag(loss_table, "fp32_upcast", True) else {"logits_dtype": "bf16"}
+    if loss_class == "FusedLinearCrossEntropy":
         reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
         return {"cross_entropy": "chunked"}
-    if name == "ChunkedCrossEntropy":
+    if loss_class == "ChunkedCrossEntropy":
         return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
-    if name == "TEParallelCrossEntropy":
+    if loss_class == "TEParallelCrossEntropy":
         return {"cross_entropy": "fused"}
-    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(name)} is not modelled")
+    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(loss_class)} is not modelled")
     return {}
 
 
@@ -534,7 +535,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = peft_table.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
-    if not isinstance(target_names, list) or not all(isinstance(name, str) for name in target_names):
+    if not isinstance(target_names, list) or not all(isinstance(target_name, str) for target_name in target_names):
         raise reader.argument_error("peft.target_modules", f"{short_repr(target_names)}; expected a list of names")
     excluded_modules = peft_table.get("exclude_modules") or []
     if not reader.flag(peft_table, "match_all_linear") and not target_names and not excluded_modules:
@@ -572,9 +573,9 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
     counted_modules = [
-        str(name)[:60]
-        for name in names
-        if not any(modality in str(name) for modality in ("vis", "multi_modal", "audio"))
+        str(module_name)[:60]
+        for module_name in names
+        if not any(modality in str(module_name) for modality in ("vis", "multi_modal", "audio"))
     ]
     if counted_modules:
         reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted_modules[:6])} are counted too")

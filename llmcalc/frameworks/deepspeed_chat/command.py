@@ -81,11 +81,11 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     return next((loss_name for step_pattern, loss_name in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
 
 
-def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
     micro_batch = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
-        reader, loss, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
+        reader, loss_name, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
     if reader.flag(arguments, "offload_reference_model"):
         reader.frozen = None

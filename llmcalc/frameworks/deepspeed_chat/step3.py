@@ -51,9 +51,15 @@ def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, A
     reader.refuse_if_set(step3_arguments, OFF, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
-        name: value for name, value in step3_arguments.items() if name in ("offload", "dtype", "only_optimize_lora")
+        argument_name: argument_value
+        for argument_name, argument_value in step3_arguments.items()
+        if argument_name in ("offload", "dtype", "only_optimize_lora")
     }
-    step1_table |= {OF_THE_ACTOR[name]: value for name, value in step3_arguments.items() if name in OF_THE_ACTOR}
+    step1_table |= {
+        OF_THE_ACTOR[argument_name]: argument_value
+        for argument_name, argument_value in step3_arguments.items()
+        if argument_name in OF_THE_ACTOR
+    }
     return {
         **step1_table,
         "per_device_train_batch_size": reader.integer(step3_arguments, "per_device_training_batch_size", 16),
@@ -80,7 +86,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
     tokens = _sequence_length(reader, arguments)
     actor_stage = integer_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
     critic_stage = integer_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
-    parameters = _critic_parameters(reader, arguments)
+    critic_parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
         reference_model=AdditionalModel(
@@ -89,10 +95,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
         reward_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reward_model"),
             ranks=rank_count if critic_stage == 3 else 1,
-            parameters=parameters,
+            parameters=critic_parameters,
         ),
         critic_location="device",
-        critic_bytes=_critic_bytes(parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
+        critic_bytes=_critic_bytes(critic_parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
         sequences=reader.integer(arguments, "per_device_generation_batch_size", 16),
         tokens=tokens,
         logit_tokens=tokens,

@@ -341,7 +341,7 @@ class Engine:
         return engine_memory
 
     def flag_changes_on(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+        self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[FlagChange]:
         """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
 
@@ -350,9 +350,9 @@ class Engine:
         """
         changes: list[FlagChange] = []
         tried_flags: list[Mapping[str, Any]] = []
-        for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, version, flags)):
+        for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, engine_version, flags)):
             try:
-                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
+                memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
             changes.append(
@@ -362,10 +362,12 @@ class Engine:
         if not any(flag_change.starts for flag_change in changes):
             for change_number, (flag_change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
                 changes[change_number] = self._with_shorter_requests(
-                    preset, hardware, version, changed_flags, flag_change
+                    preset, hardware, engine_version, changed_flags, flag_change
                 )
         if not any(flag_change.starts for flag_change in changes) and not self.shows_alternatives:
-            for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
+            for layout_flags, memory in self.layouts(
+                self.server(preset, hardware, engine_version, flags), MOST_DEVICES
+            ):
                 if memory.starts and not layout_flags:  # it starts as it is
                     return changes
                 if memory.starts:
@@ -379,15 +381,20 @@ class Engine:
         return changes
 
     def _with_shorter_requests(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: FlagChange
+        self,
+        preset: Preset,
+        hardware: Hardware,
+        engine_version: EngineVersion,
+        flags: Mapping[str, Any],
+        change: FlagChange,
     ) -> FlagChange:
         """Returns a flag change combined with the longest request limit that fits; unchanged if no limit fits."""
-        server = self.server(preset, hardware, version, flags)
+        server = self.server(preset, hardware, engine_version, flags)
         if not change.kv_tokens:
             return change
         for typed_flag, changed_values in self.flag_changes(server):
             if typed_flag.startswith(self.spelling(server.length_field)):
-                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
+                memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
                 if memory.starts:
                     return FlagChange(
                         f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True, memory.devices

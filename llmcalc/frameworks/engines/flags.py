@@ -136,7 +136,7 @@ class Flag(NamedTuple):
             for key, key_kind in self.key_kinds
             if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
         }
-        return {key: read_values.get(key, value) for key, value in flag_table.items() if key not in unset_keys}
+        return {key: read_values.get(key, key_value) for key, key_value in flag_table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.minimum <= checked_number <= self.maximum:
@@ -265,7 +265,12 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
+    return {
+        spelling: flag
+        for flag in flags
+        for flag_name in flag.names
+        for spelling in (flag_name, with_hyphens(flag_name))
+    }
 
 
 def with_hyphens(argument: str) -> str:
@@ -331,7 +336,11 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
+    return {
+        field_name: field_value
+        for field_name, field_value in field_values.items()
+        if not _is_memory_neutral_field(flags, field_name)
+    }
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:

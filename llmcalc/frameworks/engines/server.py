@@ -71,13 +71,13 @@ class EngineServer:
                 "expected another model, or kv without an engine"
             )
 
-    def check_kernels(self, rank: EngineRank) -> None:
+    def check_kernels(self, engine_rank: EngineRank) -> None:
         """Raises `MissingKernels` if the version has no kernels on the accelerator for weights, cache or attention.
 
-        Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank. Raises `InputError` for
+        Of accelerators other than NVIDIA's nothing is known. engine_rank: the model on a rank. Raises `InputError` for
         quantized weights in float32, which engines refuse (`get_supported_act_dtypes` of vLLM and SGLang).
         """
-        if self.dtype == "float32" and rank.weight_kernels:
+        if self.dtype == "float32" and engine_rank.weight_kernels:
             raise InputError(
                 "--dtype float32: quantized weights are multiplied in 16 bits; expected float16 or bfloat16"
             )
@@ -86,7 +86,7 @@ class EngineServer:
             return
         serving_engine = engine(self.name)
         missing_kernels = serving_engine.rules().missing_kernels(float(compute_capability), self.version_numbers)
-        used_kernels = self.used_kernels(rank) if missing_kernels else frozenset()
+        used_kernels = self.used_kernels(engine_rank) if missing_kernels else frozenset()
         for missing_capability in missing_kernels:
             if missing_capability.kernels in used_kernels:
                 accelerator_name = self.hardware.name or self.hardware.title
@@ -97,12 +97,12 @@ class EngineServer:
                     f"{compute_capability}; expected another accelerator{missing_capability.remedy}"
                 )
 
-    def used_kernels(self, rank: EngineRank) -> frozenset[str]:
+    def used_kernels(self, engine_rank: EngineRank) -> frozenset[str]:
         """Returns the kernels for the server's weights, cache and attention, as in `MinimumCapability.kernels`."""
-        used_kernels = set(rank.weight_kernels)
+        used_kernels = set(engine_rank.weight_kernels)
         if self.cached_element_bytes == 1:
-            used_kernels.add("fp8 latents" if rank.up_projection_size else "fp8 cache")
-        if rank.has_latent_selection:
+            used_kernels.add("fp8 latents" if engine_rank.up_projection_size else "fp8 cache")
+        if engine_rank.has_latent_selection:
             used_kernels.add("sparse attention")
         return frozenset(used_kernels)
 
@@ -165,7 +165,9 @@ class EngineServer:
 
     def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
         """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
-        stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
+        stated_layers = [
+            int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)
+        ]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
                 f"{self.stages_variable}={short_repr(stages_text)}: expected the layers of each stage, such as 16,32"

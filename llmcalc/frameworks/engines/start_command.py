@@ -53,7 +53,7 @@ def _typed_value(flag_value: Any) -> str:
 
 
 def _draft_hub_id(draft_model: Preset) -> str:
-    model = hub_id(draft_model)
-    if model is None:
+    draft_hub_id = hub_id(draft_model)
+    if draft_hub_id is None:
         raise LookupError
-    return model
+    return draft_hub_id

@@ -82,10 +82,10 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 
 def measured_context(
-    measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, devices: int
+    measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, device_count: int
 ) -> MeasuredCudaContext:
-    """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
+    """Returns the CUDA context measured with `device_count` ranks, preferably on the accelerator's type of link."""
+    matching_rows = [row for row in measured_rows if row.devices <= device_count and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 

@@ -242,13 +242,15 @@ class _EncoderGraph:
         patch_pairs = self._new_tensor((self.hidden, self.patches), self._view(x, None))
         return self._new_tensor((self.hidden, self.patches), self._view(patch_pairs, None))
 
-    def _rotated_heads(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    def _rotated_heads(self, head_vectors: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
         if self.shape.kind != "pixtral":
-            return self._inplace(heads, heads, self.positions)
+            return self._inplace(head_vectors, head_vectors, self.positions)
         head_dim, *other_dimensions = dimensions
         rotated_halves = [
-            self._new_tensor((head_dim // 2, *other_dimensions), self._view(heads, None, has_offset=bool(i)), positions)
+            self._new_tensor(
+                (head_dim // 2, *other_dimensions), self._view(head_vectors, None, has_offset=bool(i)), positions
+            )
             for i, positions in enumerate((self.positions, self.columns))
         ]
         return self._new_tensor(dimensions, *rotated_halves)
@@ -321,12 +323,16 @@ class _EncoderGraph:
             x = self._norm(stack.embedding_norm, x)
         layer_names = stack.layer_names()
         layers = stack.layers_by_kind()
-        windowed_mask = self._window_mask() if any(self._is_windowed(layers[name]) for name in layer_names) else None
+        windowed_mask = (
+            self._window_mask() if any(self._is_windowed(layers[layer_name]) for layer_name in layer_names) else None
+        )
         if windowed_mask is not None:
             x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
         projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
-        for i in layers_with_graphs([(name, i in projectors_by_layer) for i, name in enumerate(layer_names)]):
+        for i in layers_with_graphs(
+            [(layer_name, i in projectors_by_layer) for i, layer_name in enumerate(layer_names)]
+        ):
             layer = layers[layer_names[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)
@@ -348,9 +354,9 @@ class _EncoderGraph:
         projectors = self.shape.deepstack
         return {
             layer_count * (i + 1) // (len(projectors) + 1)
-            if projector.lower_layer is None
-            else projector.lower_layer: projector
-            for i, projector in enumerate(projectors)
+            if layer_projector.lower_layer is None
+            else layer_projector.lower_layer: layer_projector
+            for i, layer_projector in enumerate(projectors)
         }
 
     @staticmethod

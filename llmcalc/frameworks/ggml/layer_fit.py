@@ -221,9 +221,13 @@ class _LayerFit:
     ) -> list[_GpuLayers]:
         """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
 
-        def with_layer_count(layers: int) -> list[_GpuLayers]:
-            hosted_count = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
-            return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_count), *layers_by_gpu[gpu_number + 1 :]]
+        def with_layer_count(layer_count: int) -> list[_GpuLayers]:
+            hosted_count = max(layer_count - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [
+                *layers_by_gpu[:gpu_number],
+                _GpuLayers(layer_count, hosted_count),
+                *layers_by_gpu[gpu_number + 1 :],
+            ]
 
         return with_layer_count(
             largest_number(layer_limit, lambda count: self.keeps_margins(with_layer_count(count), gpu_number))

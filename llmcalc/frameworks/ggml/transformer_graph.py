@@ -127,9 +127,9 @@ class ModelGraph:
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
-    def _weight(self, weight_name: str, layer: int | None) -> Tensor:
+    def _weight(self, weight_name: str, layer_index: int | None) -> Tensor:
         bytes_and_device = self.weight(weight_name)
-        device = HOST if layer is None else self.layer_device(layer)
+        device = HOST if layer_index is None else self.layer_device(layer_index)
         tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
@@ -157,24 +157,24 @@ class ModelGraph:
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
     def matmul(
-        self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
+        self, weight_name: str, layer_index: int | None, output_width: int, input_tensor: Tensor, tokens: int
     ) -> Tensor:
-        weight = self._weight(weight_name, layer)
+        weight = self._weight(weight_name, layer_index)
         return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=self._is_moved(tokens))
 
     def _is_moved(self, tokens: int) -> bool:
         """Whether an operation on `tokens` tokens with a weight on the host moves to a GPU (`offload_op`)."""
         return self.rules.is_product_moved(tokens) and self.settings.moves_weights
 
-    def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
-        weight = self._weight(weight_name, layer)
+    def norm(self, weight_name: str, layer_index: int | None, input_tensor: Tensor) -> Tensor:
+        weight = self._weight(weight_name, layer_index)
         tokens = input_tensor.layout[-2] if input_tensor.layout else 0
         may_move = self._is_moved(tokens)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout, may_move=may_move)
         normed_tensor = self._inplace(input_tensor, input_tensor)
-        if layer is not None and self.settings.full_offload:
-            normed_tensor.device = self.layer_device(layer)
+        if layer_index is not None and self.settings.full_offload:
+            normed_tensor.device = self.layer_device(layer_index)
         return self._inplace(normed_tensor, normed_tensor, weight, may_move=may_move)
 
     def mask(self, window: int | None) -> Tensor:

@@ -57,7 +57,9 @@ def is_litgpt(config: Table) -> bool:
     has_batch_sizes = isinstance(train_table, Mapping) and (
         "micro_batch_size" in train_table or "global_batch_size" in train_table
     )
-    return has_batch_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+    return has_batch_sizes and any(
+        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+    )
 
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:

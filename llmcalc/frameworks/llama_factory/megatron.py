@@ -53,7 +53,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
     reader.ignored_arguments = [
-        name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
+        argument_name
+        for argument_name in reader.ignored_arguments
+        if not argument_name.startswith("overlap_") or config.get(argument_name) is True
     ]
     uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
     if not uses_bridge:

@@ -170,10 +170,10 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
     """
     modelled_values = {"freeze_trainable_modules": ("all", ["all"]), "freeze_extra_modules": (None, [])}
     reader.refuse_other_values(config, modelled_values, name_prefix, "; whole layers alone are")
-    layers = reader.value(config, "freeze_trainable_layers", 2)
-    if isinstance(layers, int) and layers < 0:
+    layer_count = reader.value(config, "freeze_trainable_layers", 2)
+    if isinstance(layer_count, int) and layer_count < 0:
         reader.refuse(
-            f"{name_prefix}freeze_trainable_layers", f"{layers}: the first layers are not modelled; the last are"
+            f"{name_prefix}freeze_trainable_layers", f"{layer_count}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}
+    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}

@@ -36,25 +36,25 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
 
 def is_llm_foundry(config: Table) -> bool:
     """Whether a table is a config of LLM Foundry."""
-    model = config.get("model")
-    return isinstance(model, Mapping) and "name" in model and "train_loader" in config
+    model_table = config.get("model")
+    return isinstance(model_table, Mapping) and "name" in model_table and "train_loader" in config
 
 
 def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         reader.requests_expandable_segments = config.get("expandable_segments") is not False
-        model = reader.table(config, "model")
+        model_table = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
         sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
             "seq": integer_of(reader, "max_seq_len", sequence_length),
-            "attn_implementation": _attention_kernel(reader, model),
+            "attn_implementation": _attention_kernel(reader, model_table),
             **_batch_settings(reader, config, world_size),
             **_optimizer_settings(reader, config),
         }
-        if model.get("peft_config") is not None:
+        if model_table.get("peft_config") is not None:
             reader.refuse("model.peft_config", "adapters of LLM Foundry are not modelled")
         fsdp_table = reader.table(config, "fsdp_config")
         if fsdp_table.get("activation_checkpointing") is True:
@@ -67,10 +67,10 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
-        if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt_model(reader, model, run_settings["seq"])
+        if str(model_table.get("name")) == "mpt_causal_lm":
+            spec = _mpt_model(reader, model_table, run_settings["seq"])
         else:
-            model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
+            model_name = str(model_table.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = None
         if is_sharded:
             reduction_settings = TitanSettings(

@@ -306,7 +306,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
+            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
+            for section_name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -360,14 +361,18 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     precision_fields = {
-        key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")
+        key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("mixed_precision.")
     }
     if isinstance(precision, str) and precision in FP8_RECIPES:
-        changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
+        changed_fields = [
+            f"mixed_precision.{field_name}" for field_name in precision_fields if field_name not in (CALLED, "0")
+        ]
         for name in changed_fields:
             reader.refuse(name, f"not modelled beside {precision}")
         return FP8_RECIPES[precision]
-    low_precision_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
+    low_precision_fields = [
+        field_name for field_name in NARROW_PRECISION if precision_fields.get(field_name) not in (None, False)
+    ]
     is_bf16 = precision == "bf16_mixed" or (
         precision == "MixedPrecisionConfig"
         and precision_fields.get("bf16") is True

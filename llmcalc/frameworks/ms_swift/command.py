@@ -72,17 +72,21 @@ OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 def deepspeed_config(config_name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
     zero_stage = OFFLOADED.get(config_name)
-    device = "none" if zero_stage is None else "cpu"
+    offload_device = "none" if zero_stage is None else "cpu"
     if zero_stage is None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
         zero_stage = int(config_name[-1])
-    zero_table: dict[str, Any] = {"stage": zero_stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+    zero_table: dict[str, Any] = {
+        "stage": zero_stage,
+        "offload_optimizer": {"device": offload_device},
+        "overlap_comm": False,
+    }
     zero_table["contiguous_gradients"] = True
     if zero_stage == 3:
         zero_table |= {
             **AUTO_BUCKETS,
-            "offload_param": {"device": device},
+            "offload_param": {"device": offload_device},
             "sub_group_size": 1_000_000_000,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
@@ -168,8 +172,8 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     )
     if not (chunk_tokens and is_divided and has_logits):
         return launched_run
-    loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
-    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=loss)
+    second_loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
+    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=second_loss)
 
 
 def _with_two_words(launched_run: Launch) -> Launch:

@@ -113,7 +113,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
 
 
 def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
-    known_values = {name: known_value for name, known_value in file_values.items() if name in DEFAULTS}
+    known_values = {key_name: known_value for key_name, known_value in file_values.items() if key_name in DEFAULTS}
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):
             raise reader.argument_error(
@@ -160,13 +160,13 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     if initial_weights != "scratch" and initial_weights not in GPT2:
         raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2)}")
     if initial_weights in GPT2:
-        layers, heads, hidden_size = GPT2[initial_weights]
+        layer_count, heads, hidden_size = GPT2[initial_weights]
         has_bias, vocabulary_size = True, EXACT
     else:
-        layers, heads, hidden_size = (
-            integer_of(reader, name, run_values[name]) for name in ("n_layer", "n_head", "n_embd")
+        layer_count, heads, hidden_size = (
+            integer_of(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
-    config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
+    config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

@@ -72,15 +72,15 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         parallelism, tokens_table = reader.table(config, "parallelism"), reader.table(config, "tokens")
-        model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
+        model_table, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
         for table_name, known_keys in TABLE_KEYS.items():
             unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
         _check_stages(reader, config, tokens_table)
         if parallelism.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
-        if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
-            reader.refuse("model.dtype", f"{short_repr(model.get('dtype'))}; bfloat16 is modelled")
+        if str(model_table.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
+            reader.refuse("model.dtype", f"{short_repr(model_table.get('dtype'))}; bfloat16 is modelled")
         optimizer_factory = reader.table(optimizer, "optimizer_factory")
         if str(optimizer_factory.get("name", "adamW")).lower() != "adamw":
             reader.refuse(
@@ -108,14 +108,14 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             reader.refuse("parallelism.pp_engine", f"{short_repr(parallelism.get('pp_engine'))}; 1f1b is modelled")
         launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
-        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")
+        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model_table, tp), stack="nanotron")
 
 
-def _check_stages(reader: LaunchReader, config: Table, tokens: Table) -> None:
+def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
     """Records stages of the data as unknown whose sequences have another length than `tokens.sequence_length`."""
     data_stages = config.get("data_stages")
     sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
-    if any(length not in (None, tokens.get("sequence_length")) for length in sequence_lengths):
+    if any(length not in (None, tokens_table.get("sequence_length")) for length in sequence_lengths):
         reader.refuse("data_stages.sequence_length", "another length than tokens.sequence_length")
 
 
@@ -133,9 +133,9 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
     return theta
 
 
-def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
+def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
-    config = reader.table(model, "model_config")
+    config = reader.table(model_table, "model_config")
     unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
     attention = config.get("_attn_implementation")
     if attention not in (None, *FLASH_KERNELS):
@@ -154,7 +154,7 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
     heads = size("num_attention_heads")
     kv_heads = integer_of(reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads)
     norm = {"type": "rmsnorm"}
-    row_multiple = tp * reader.integer(model, "make_vocab_size_divisible_by", 1)
+    row_multiple = tp * reader.integer(model_table, "make_vocab_size_divisible_by", 1)
     spec_table = {
         "vocab_size": ceil_div(size("vocab_size"), row_multiple) * row_multiple,
         "hidden_size": size("hidden_size"),

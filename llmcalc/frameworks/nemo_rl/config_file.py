@@ -145,7 +145,9 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             )
         flat_values = _flat_values(reader, merged_config)
         policy_table = {
-            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
+            key.removeprefix("policy."): policy_value
+            for key, policy_value in flat_values.items()
+            if key.startswith("policy.")
         }
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
@@ -210,7 +212,10 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             else:
                 flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
 
-    add_flattened({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}, "")
+    add_flattened(
+        {table_name: reader.table(config, table_name) for table_name in ("policy", "cluster", "loss_fn", *ALGORITHMS)},
+        "",
+    )
     for flat_key, flat_value in flat_config.items():
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:

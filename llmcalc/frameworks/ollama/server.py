@@ -116,16 +116,16 @@ def _llama_cpp_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
-def check_model(preset: Preset, version: EngineVersion) -> None:
+def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
     own_classes = next((class_row for class_row in read_record().own_classes if class_name in class_row.classes), None)
     if own_classes is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
-    elif not ranges_at([own_classes], parse_version(version.version)):
+    elif not ranges_at([own_classes], parse_version(engine_version.version)):
         raise InputError(
-            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); expected --engine "
-            f"ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
+            f"Ollama {engine_version.version} has no architecture for {class_name} ({own_classes.source}); expected "
+            f"--engine ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
         )
 
 
@@ -150,7 +150,11 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
@@ -292,8 +296,8 @@ class OllamaServer:
             return fit_server(server)
         if not server.has_stated_gpu_layers:
             server = server.with_flags(n_gpu_layers="all")
-            layers = changes.most_layers(server)
-            server = server.with_flags(n_gpu_layers=layers or 0)
+            gpu_layer_count = changes.most_layers(server)
+            server = server.with_flags(n_gpu_layers=gpu_layer_count or 0)
         return FittedServer(server, server.placement, server.buffers(server.placement))
 
     @property

@@ -96,10 +96,14 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}"
             )
         arguments = {
-            _current_name(name): value
-            for name, value in arguments_of(command_line.words, source_file.name_in_errors).items()
+            _current_name(argument_name): argument_value
+            for argument_name, argument_value in arguments_of(command_line.words, source_file.name_in_errors).items()
         }
-        known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
+        known_names = frozenset(
+            argument_name
+            for argument_name in arguments
+            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
+        )
         argument_values = plain_arguments(arguments, reader, known_names)
         argument_values = {
             _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
@@ -151,14 +155,14 @@ def _actor_devices(reader: LaunchReader, config: Table) -> int:
 
 
 def _pair_settings(
-    reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+    reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch for pairs of answers, except for KTO, and returns the loss settings."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
-    if loss == "kto":
+    if loss_name == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
     else:
-        batch_settings = pair_settings(reader, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
+        batch_settings = pair_settings(reader, loss_name, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reader.flag(arguments, "ref.offload"):
         reader.frozen = None
         reader.notes.append("--ref.offload: the reference model is on the host")

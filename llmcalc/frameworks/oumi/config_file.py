@@ -99,16 +99,18 @@ ZERO_DEFAULTS = {"overlap_comm": False, "reduce_bucket_size": 500_000_000, "allg
 
 def is_oumi(config: Table) -> bool:
     """Returns whether a table is a training config of Oumi."""
-    model, training_table = config.get("model"), config.get("training")
-    return isinstance(model, Mapping) and "model_name" in model and isinstance(training_table, Mapping)
+    model_table, training_table = config.get("model"), config.get("training")
+    return isinstance(model_table, Mapping) and "model_name" in model_table and isinstance(training_table, Mapping)
 
 
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         unknown_keys(reader, config, TABLES, "", "no table that is known")
-        tables = {name: reader.table(config, name) for name in TABLES}
-        values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
+        tables = {table_name: reader.table(config, table_name) for table_name in TABLES}
+        values_by_key = {
+            f"{table_name}.{key}"[:100]: value for table_name, table in tables.items() for key, value in table.items()
+        }
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in TRAINERS:
             raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(TRAINERS)}")
@@ -169,7 +171,7 @@ def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) 
     module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
         raise reader.value_error(key, module_names, "a list of names")
-    return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
+    return not all("vis" in str(module_name) or "audio" in str(module_name) for module_name in module_names)
 
 
 def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str, Any]:
@@ -178,10 +180,10 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     if precision not in ("none", "fp16", "bf16"):
         raise reader.value_error("training.mixed_precision_dtype", precision, "NONE, FP16 or BF16")
     trainer_arguments = {
-        name: values_by_key.get("model.model_max_length")
-        if str(value).startswith("${model.model_max_length}")
-        else value
-        for name, value in reader.table(values_by_key, "training.trainer_kwargs").items()
+        argument_name: values_by_key.get("model.model_max_length")
+        if str(argument_value).startswith("${model.model_max_length}")
+        else argument_value
+        for argument_name, argument_value in reader.table(values_by_key, "training.trainer_kwargs").items()
     }
     return {
         "per_device_train_batch_size": reader.integer(values_by_key, "training.per_device_train_batch_size", 8),

@@ -64,7 +64,8 @@ def read_arguments(
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
-        f"{printable(name)} is not set and left out" for name in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+        f"{printable(ignored_argument)} is not set and left out"
+        for ignored_argument in dict.fromkeys(ignored_arguments[:MOST_NOTES])
     ]
     try:
         positional_words, flag_values = split_arguments(

@@ -181,12 +181,12 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
 
 def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
-    for device in reserved_devices if isinstance(reserved_devices, list) else ():
-        if isinstance(device, Mapping):
-            device_ids = device.get("device_ids")
+    for device_table in reserved_devices if isinstance(reserved_devices, list) else ():
+        if isinstance(device_table, Mapping):
+            device_ids = device_table.get("device_ids")
             if isinstance(device_ids, list):
                 return len(device_ids)
-            device_count = accelerator_count(device.get("count"), f"{name_in_errors}: count")
+            device_count = accelerator_count(device_table.get("count"), f"{name_in_errors}: count")
             if device_count is not None:
                 return device_count
     return None
@@ -216,9 +216,10 @@ def _skypilot_servers(
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
     if isinstance(accelerators, Mapping):
-        return [(str(name), count_text if type(count_text) is int else 1) for name, count_text in accelerators.items()][
-            :20
-        ]
+        return [
+            (str(accelerator_name), count_text if type(count_text) is int else 1)
+            for accelerator_name, count_text in accelerators.items()
+        ][:20]
     accelerator_texts = (
         accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
     )
@@ -245,22 +246,22 @@ def _inference_service_with_runtime(
     inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = inner_table(inference_service, "spec", "predictor", "model")
+    model_table = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             merged_arguments = [
                 *_command_words(container.get("args"), server_finder.name_in_errors),
-                *_command_words(model.get("args"), server_finder.name_in_errors),
+                *_command_words(model_table.get("args"), server_finder.name_in_errors),
             ]
-            merged_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
+            merged_variables = [*_environment_list(container.get("env")), *_environment_list(model_table.get("env"))]
             merged_container = {
                 **container,
                 "args": merged_arguments,
                 "env": merged_variables,
-                "resources": model.get("resources", {}),
+                "resources": model_table.get("resources", {}),
             }
-            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model
+            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model_table
             yield from _servers_of_container(merged_container, outer_tables, "InferenceService", server_finder)
             return
 
@@ -385,7 +386,9 @@ def _short_location(key_path: str) -> str:
 def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {str(name): str(text) for name, text in environment_value.items() if _is_plain_data(text)}
+        return {
+            str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain_data(text)
+        }
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and _is_plain_data(env_element.get("value")):

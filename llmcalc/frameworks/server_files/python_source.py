@@ -97,14 +97,20 @@ class _Evaluator:
         """
         pending_values = [evaluated_value]
         while pending_values:
-            value = pending_values.pop()
-            self.combined_count += 1 + (len(value) if isinstance(value, str | list | dict) else 0)
+            pending_value = pending_values.pop()
+            self.combined_count += 1 + (len(pending_value) if isinstance(pending_value, str | list | dict) else 0)
             if self.combined_count > MOST_COMBINED:
                 raise InputError(
                     f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
                     "expected shorter texts and lists"
                 )
-            pending_values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            pending_values += (
+                pending_value.values()
+                if isinstance(pending_value, dict)
+                else pending_value
+                if isinstance(pending_value, list)
+                else ()
+            )
 
     def _plain_text(self, evaluated_value: Any) -> str:
         self._count_combined_items(evaluated_value)
@@ -201,7 +207,10 @@ class _Evaluator:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         self._count_combined_items(keyword_values)
-        return {name: _with_unresolved_marks(value) for name, value in keyword_values.items()}
+        return {
+            argument_name: _with_unresolved_marks(argument_value)
+            for argument_name, argument_value in keyword_values.items()
+        }
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""

@@ -324,8 +324,8 @@ def _read_server(
         target=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={
-            variable_name: value[:200]
-            for variable_name, value in container.env.items()
+            variable_name: variable_value[:200]
+            for variable_name, variable_value in container.env.items()
             if not SECRET_NAMES.search(variable_name)
         },
         hardware=accelerator_of(container.gpu) if container.gpu else "",

@@ -71,10 +71,10 @@ class ServerFinder:
         shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)
         daemon_environment = {
-            name: variable_value
+            variable_name: variable_value
             for command_line in shell_script.commands
             if any(_is_command(command_line.words, program.daemon_command) for program in PROGRAMS)
-            for name, variable_value in _known_variables(command_line.env).items()
+            for variable_name, variable_value in _known_variables(command_line.env).items()
         }
         started_engines: set[str] = set()
         daemon_servers: list[StartedServer] = []
@@ -175,7 +175,11 @@ def _daemon_servers_without_start(
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
+    return {
+        variable_name: variable_value
+        for variable_name, variable_value in env.items()
+        if not is_unresolved(variable_value)
+    }
 
 
 def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
@@ -223,4 +227,4 @@ def engine_versions_in(file_text: str) -> Mapping[str, str]:
         program_of_tag, image_version = program_of_image(text_match[0]), version_of_image(text_match[0])
         if program_of_tag is not None and image_version:
             versions_by_engine.setdefault(program_of_tag.engine, set()).add(image_version)
-    return {engine: versions.pop() for engine, versions in versions_by_engine.items() if len(versions) == 1}
+    return {engine_name: versions.pop() for engine_name, versions in versions_by_engine.items() if len(versions) == 1}

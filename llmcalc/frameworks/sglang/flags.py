@@ -184,7 +184,7 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `InputError` for other phases and keys.
     """
-    flags_by_name = {name: flag for flag in FLAGS for name in flag.names}
+    flags_by_name = {flag_name: flag for flag in FLAGS for flag_name in flag.names}
     phases = {phase for phase, _ in GRAPH_SETTINGS}
     flag_values: dict[str, Any] = {}
     for phase, phase_settings in graph_config.items():

@@ -49,10 +49,10 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
-    ranks = [
+    logged_ranks = [
         int(flag_match[1]) for line in log_text.lines_with(*RANK_HINTS) if (flag_match := _RANK.search(line[:120]))
     ]
-    first_rank = min(ranks, default=0)
+    first_rank = min(logged_ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
     logged_flags: dict[str, Any] = {}
     for log_line in log_text.lines_with("ServerArgs("):
@@ -130,7 +130,7 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
     """
-    size_lists = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
+    size_lists = [log_values.byte_sizes(group_name) for group_name in ("free", "weights", "left")]
     model_loads: list[ModelLoad] = []
     if len({len(byte_sizes) for byte_sizes in size_lists}) != 1:
         return []

@@ -87,9 +87,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
-        read_names = READ_WITH_OPTIMIZER.union(name for name in map(keyword_of, arguments) if _is_server_argument(name))
+        read_names = READ_WITH_OPTIMIZER.union(
+            argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
+        )
         config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
-        reader.check_names(config, (*read_names, *MODELLED), [name for name in config if _is_ignored(name)])
+        reader.check_names(
+            config, (*read_names, *MODELLED), [argument_name for argument_name in config if _is_ignored(argument_name)]
+        )
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
@@ -128,7 +132,11 @@ def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     ):
         return arguments
     reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
-    return {name: value for name, value in arguments.items() if name != GRAPH_BATCHES}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name != GRAPH_BATCHES
+    }
 
 
 def _tokens(reader: LaunchReader, config: Table) -> int:
@@ -149,8 +157,8 @@ def _tokens(reader: LaunchReader, config: Table) -> int:
 def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int]:
     """Returns the run of the actor under Megatron-Core, and the tokens of a rank's micro-batch."""
     parallel_sizes = {
-        name: reader.integer(config, f"{name}_parallel_size", 1)
-        for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+        size_name: reader.integer(config, f"{size_name}_parallel_size", 1)
+        for size_name in ("tensor_model", "pipeline_model", "context", "expert_model")
     }
     cp = parallel_sizes["context"]
     world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
@@ -243,7 +251,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
 def _written_flags() -> dict[str, str]:
     """Returns flag of SGLang's server → slime's argument; ranks of tensor parallelism are those of an engine."""
     known_flags = engine_and_version("sglang")[0].known_flags()
-    written_flags = {name: f"--sglang-{name[2:]}" for flag in known_flags for name in flag.names}
+    written_flags = {flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names}
     tp_names = next(flag.names for flag in known_flags if flag.field_name == "tp_size")
     return {**written_flags, **dict.fromkeys(tp_names, "--rollout-num-gpus-per-engine")}
 
@@ -254,24 +262,24 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
     """
     engine = engine_and_version("sglang")[0]
-    keywords = {keyword_of(name) for flag in engine.known_flags() for name in flag.names}
+    keywords = {keyword_of(flag_name) for flag in engine.known_flags() for flag_name in flag.names}
     flags: dict[str, Any] = {}
-    for name, value in config.items():
-        flag_name = name.removeprefix(SGLANG)
-        if not _is_server_argument(name):
+    for argument_name, argument_value in config.items():
+        flag_name = argument_name.removeprefix(SGLANG)
+        if not _is_server_argument(argument_name):
             continue
         if flag_name not in keywords:
-            reader.refuse(flag_of(name), "no flag of SGLang that is known")
+            reader.refuse(flag_of(argument_name), "no flag of SGLang that is known")
         else:
-            flags[flag_name] = value
+            flags[flag_name] = argument_value
     try:
         flags = read_flag_values(engine.title, engine.known_flags(), flags)
     except InputError as error:
         raise InputError(with_written_flags(str(error), _written_flags())) from None
-    ranks = reader.integer(config, "rollout_num_gpus_per_engine", 1)
+    rank_count = reader.integer(config, "rollout_num_gpus_per_engine", 1)
     pp = flags.get("pp_size", 1)
-    if ranks % pp:
+    if rank_count % pp:
         raise reader.argument_error(
-            "--rollout-num-gpus-per-engine", f"{ranks}; expected a multiple of --sglang-pp-size {pp}"
+            "--rollout-num-gpus-per-engine", f"{rank_count}; expected a multiple of --sglang-pp-size {pp}"
         )
-    return {"tp_size": ranks // pp, **flags}
+    return {"tp_size": rank_count // pp, **flags}

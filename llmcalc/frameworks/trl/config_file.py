@@ -212,24 +212,29 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss_type = config.get("loss_type", "sigmoid")
-    loss = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
+    loss_name = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
     if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
         return pair_settings(reader, "simpo", run_settings)
-    if loss in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
+    if (
+        loss_name in KTO_LOSSES
+        or config.get("desirable_weight") is not None
+        or config.get("undesirable_weight") is not None
+    ):
         return kto_settings(reader, run_settings)
-    if loss == "sigmoid" and "loss_type" not in config:
-        loss = next(
-            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()), loss
+    if loss_name == "sigmoid" and "loss_type" not in config:
+        loss_name = next(
+            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()),
+            loss_name,
         )
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
-            + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")
+            + (f"one of {loss_name.upper()}, as in its path" if loss_name != "sigmoid" else "one of DPO")
         )
-    if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
+    if loss_name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
         return pair_settings(
-            reader, loss, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
+            reader, loss_name, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
         )
-    settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
+    settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen
     reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type

@@ -40,6 +40,6 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, b
     loaded_format = "bfloat16" if bytes_per_weight == 2 else "float32"
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
-    loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
+    second_loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
     reader.notes.append(GENERATED)
-    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, loss, shards_weights)
+    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, second_loss, shards_weights)

@@ -187,11 +187,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if config_class == ARGUMENTS_CLASS:
             config |= _length_of_texts(syntax_tree)
         unknown_arguments = {
-            argument_name: value if isinstance(value, UnknownValue) else UnknownValue("a table")
-            for argument_name, value in config.items()
-            if has_unknown(value)
+            argument_name: argument_value if isinstance(argument_value, UnknownValue) else UnknownValue("a table")
+            for argument_name, argument_value in config.items()
+            if has_unknown(argument_value)
         }
-        config = {name: value for name, value in config.items() if name not in unknown_arguments}
+        config = {
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name not in unknown_arguments
+        }
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
             for argument_name, argument in unknown_arguments.items()
@@ -225,7 +229,11 @@ def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
     if not any(argument in sft_arguments for argument in EARLIER_TRAINER_ARGUMENTS):
         return {}
-    return {name: value for name, value in EARLIER_VALUES.items() if name not in config}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in EARLIER_VALUES.items()
+        if argument_name not in config
+    }
 
 
 def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -261,9 +269,12 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    object_name, _, name = unknown_value.text.partition(".")
-    if object_name and script_arguments.defaults.get(name, "") is None:
-        return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
+    object_name, _, attribute_name = unknown_value.text.partition(".")
+    if object_name and script_arguments.defaults.get(attribute_name, "") is None:
+        return (
+            f"is the file's argument {attribute_name}, without a default; "
+            f"expected --launch '{typed_path} --{attribute_name} …'"
+        )
     return "is known only when the file runs"
 
 
@@ -296,7 +307,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument: format_name(value) for argument, value in loading_arguments.items()}
+        arguments |= {argument: format_name(argument_value) for argument, argument_value in loading_arguments.items()}
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -394,8 +405,8 @@ def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mappi
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
-    value = value_of(name_node, variables)
-    return isinstance(value, bool) and (value == (name_node is test)) != is_true_branch
+    known_value = value_of(name_node, variables)
+    return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:

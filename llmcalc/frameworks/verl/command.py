@@ -204,10 +204,10 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
     if config.get(f"{MODEL}.lora.rank") not in (None, 0):
         raise reader.argument_error(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
-    rank = config.get(f"{MODEL}.lora_rank")
-    if rank not in (None, 0):
+    lora_rank = config.get(f"{MODEL}.lora_rank")
+    if lora_rank not in (None, 0):
         target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", lora_rank), target_pair=target_pair)
     return settings
 
 
@@ -324,7 +324,9 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    tp, pp, cp = (
+        section_size(f"{size_name}_parallel_size") for size_name in ("tensor_model", "pipeline_model", "context")
+    )
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion_key = f"{override_section}.bias_activation_fusion"
     fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
@@ -362,8 +364,8 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     section_name = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
         raise reader.argument_error(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
-    rank = config.get(f"{section_name}.rank")
-    if rank in (None, 0):
+    lora_rank = config.get(f"{section_name}.rank")
+    if lora_rank in (None, 0):
         return {}
     adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
@@ -371,4 +373,4 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )
-    return bridge_adapter_settings(reader, section_name, rank, target_modules, dropout_value)
+    return bridge_adapter_settings(reader, section_name, lora_rank, target_modules, dropout_value)

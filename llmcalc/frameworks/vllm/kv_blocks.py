@@ -117,7 +117,7 @@ class BlockPool:
 
 
 def block_pool(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     element_bytes: Fraction,
     block_size: int,
     version_rules: VLLMRules,
@@ -137,23 +137,29 @@ def block_pool(
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    layer_caches, recurrent_states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
+    layer_caches, recurrent_states = (
+        [*engine_rank.token_caches, *draft_caches],
+        stored_states(engine_rank, state_blocks),
+    )
     if not layer_caches:
-        raise rank.no_cache_error("vllm")
+        raise engine_rank.no_cache_error("vllm")
     if recurrent_states and not version_rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not version_rules.grouped_layers or has_full_windows:
         layer_caches = [cache._replace(window=None) for cache in layer_caches]
     if all(cache.window is None for cache in layer_caches) and not recurrent_states:
         token_bytes = math.ceil(
-            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in layer_caches)
+            sum(
+                cache.layers * engine_rank.token_bytes(cache, element_bytes, has_scaled_latents)
+                for cache in layer_caches
+            )
         )
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (LayerGroup(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if draft_caches:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    pooled_key_bytes = _pooled_key_bytes(rank)
+    pooled_key_bytes = _pooled_key_bytes(engine_rank)
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
     attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
@@ -163,13 +169,13 @@ def block_pool(
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
 
 
-def _pooled_key_bytes(rank: EngineRank) -> Fraction:
+def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
     """Returns the bytes per token of an indexer's keys over token pools, beside latents; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
     """
-    indexers = [mixer.indexer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, MLA)]
+    indexers = [mixer.indexer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
     return next(
         (
             Fraction(float8_bytes(indexer.index_head_dim), indexer.index_kpool)

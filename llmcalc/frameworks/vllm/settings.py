@@ -105,7 +105,7 @@ class VLLMSettings(EngineServer):
     def __post_init__(self) -> None:
         """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""
         if has_score_class(self.flags) or any(
-            self.flags.get(name) in POOLING_WORDS for name in ("runner", "task", "convert")
+            self.flags.get(flag_name) in POOLING_WORDS for flag_name in ("runner", "task", "convert")
         ):
             # model_executor/models/adapters.py, `_create_pooling_model_cls`: such a class has no lm_head
             headless_model = self.preset.model.model_copy(update={"head": NoHead()})
@@ -178,8 +178,8 @@ class VLLMSettings(EngineServer):
 
         Only ranks that would hold copies of the same heads may divide tokens (vllm/config/model.py).
         """
-        ranks = self.context_ranks
-        if ranks == 1:
+        rank_count = self.context_ranks
+        if rank_count == 1:
             return
         key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
@@ -188,10 +188,10 @@ class VLLMSettings(EngineServer):
             raise InputError(
                 f"--decode-context-parallel-size: is modelled for this model from vLLM {first_version_text} on"
             )
-        if self.tp % ranks or key_head_count * ranks > self.tp:
+        if self.tp % rank_count or key_head_count * rank_count > self.tp:
             raise InputError(
-                f"--decode-context-parallel-size {ranks}: expected a divisor of --tensor-parallel-size {self.tp} of at "
-                f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
+                f"--decode-context-parallel-size {rank_count}: expected a divisor of --tensor-parallel-size {self.tp} "
+                f"of at most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
                 f"head{'s' * (key_head_count > 1)} of keys"
             )
         if self.speculation.drafted_tokens:
