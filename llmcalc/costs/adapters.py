@@ -310,9 +310,9 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_gradients(node_tree, target_names, included_parts)
+    _check_scan_gradients(node_tree, target_names, included_parts)
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
-    _check_copied_modules(node_tree, adapters)
+    _check_trained_modules(node_tree, adapters)
     return replace(
         adapters,
         targets=frozenset(target_names),
@@ -351,7 +351,7 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
-def _check_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
+def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
     """Raises `InputError` if the kernel of a scan reads the weights of all adapted layers itself."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
@@ -378,7 +378,7 @@ def _check_joined_targets(
             )
 
 
-def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
+def _check_trained_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outer_modules = [
         node_position.node.name

@@ -138,7 +138,7 @@ def _encoder_runs(
     batch = input_count * encoded_input.tile_or_clip_count * spec.towers[encoder_name].frames_per_image
     workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
     part_names = list(_with_projectors(spec, encoder_name, has_images))
-    _check_merges(spec, part_names, encoded_input)
+    _check_merged_patches(spec, part_names, encoded_input)
     encoder_pass, merged_patches = workload, 1
     for part_name in part_names:
         tower: Any = spec.towers[part_name]
@@ -157,7 +157,7 @@ def _encoder_runs(
         yield EncoderRun((towers_by_name[part_name],), RunConfig(encoder_pass))
 
 
-def _check_merges(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
+def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder returns."""
     patch_count = (
         encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches

@@ -159,7 +159,7 @@ def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-def _ignore_exporter(config: ConfigFields) -> None:
+def _ignore_auto_round_settings(config: ConfigFields) -> None:
     """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.data or "provider" in config.data:
         libraries.ignore_settings_of_auto_round(config)
@@ -169,7 +169,7 @@ def _ignore_exporter(config: ConfigFields) -> None:
 def _read_awq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
-    _ignore_exporter(config)
+    _ignore_auto_round_settings(config)
     config.check_field("bits", 4, default_value=4)
     config.check_field("w_bit", 4, default_value=4)
     config.check_field("zero_point", True, default_value=True)
@@ -193,7 +193,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
-    _ignore_exporter(config)
+    _ignore_auto_round_settings(config)
     config.check_field("method", "gptq", default_value="gptq")
     config.check_choice(
         "checkpoint_format", config.get_lowercase("checkpoint_format", config.get("format", "gptq")), "gptq", "gptq_v2"
@@ -214,7 +214,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
         if any(not isinstance(listed_name, str) for listed_name in listed_names):
             raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
-    module_groups = (*_read_dynamic(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
+    module_groups = (*_read_dynamic_rules(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
     excluded_modules = listed_modules(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
@@ -226,7 +226,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
+def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
     """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).

@@ -297,7 +297,7 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
     return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
-def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
+def _group_size(reader: LaunchReader, distributed: Table, key: str) -> int:
     """Returns the size of a group of ranks: 1 where it is absent or `none`."""
     group_size = distributed.get(key)
     return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
@@ -310,15 +310,15 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     strategy = str(distributed.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (_size(reader, distributed, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep"))
-    replicas = _size(reader, distributed, "dp_replicate_size")
+    tp, cp, pp, ep = (_group_size(reader, distributed, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep"))
+    replicas = _group_size(reader, distributed, "dp_replicate_size")
     if pp > 1:
         reader.refuse(
             "distributed.pp_size",
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages",
         )
-    fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
+    fewest_devices = tp * cp * max(_group_size(reader, distributed, "dp_size"), replicas)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
     divisor = tp * cp * replicas
     if world_size % divisor:

@@ -220,21 +220,23 @@ class EngineRank:
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.expert_tp > 1:
                 return self._bytes_with_divided_blocks()
-            self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
+            self._weight_bytes_of(
+                self.preset.model, self.scheme
+            )  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"{self._dividing_options}: of a rank's weights in {scheme_title}, {error.reason}; expected "
-                f"{self._smaller_options}, or another scheme{self._size_remark}"
+                f"{self._dividing_options_text}: of a rank's weights in {scheme_title}, {error.reason}; expected "
+                f"{self._smaller_options_text}, or another scheme{self._size_remark}"
             ) from None
 
     @property
-    def _dividing_options(self) -> str:
+    def _dividing_options_text(self) -> str:
         """The options of the layout that divide matrices, as the beginning of error messages."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
-    def _smaller_options(self) -> str:
+    def _smaller_options_text(self) -> str:
         """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
@@ -277,18 +279,22 @@ class EngineRank:
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide, " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
-                    f"{self._dividing_options}: of a rank's weights in {self.scheme or 'the published format'}, "
+                    f"{self._dividing_options_text}: of a rank's weights in {self.scheme or 'the published format'}, "
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected "
-                    f"{self._smaller_options}, {remedy}or another scheme"
+                    f"{self._smaller_options_text}, {remedy}or another scheme"
                 )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
-        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of(full_model, self.scheme)
-        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.expert_tp * self.layout.pp)
+        quantization_savings = self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(
+            full_model, self.scheme
+        )
+        return self._weight_bytes_of(self.model, "none") - quantization_savings // (
+            self.layout.expert_tp * self.layout.pp
+        )
 
-    def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
+    def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 
@@ -408,7 +414,7 @@ class EngineRank:
         format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         conv_kernels = {
-            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
+            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_state_tokens(mixer))
         }
         kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
@@ -491,7 +497,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
                 yield mixer, layer_count
 
 
-def _convolution_tokens(layer_part: Any) -> int:
+def _convolution_state_tokens(layer_part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:

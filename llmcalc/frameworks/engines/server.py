@@ -157,13 +157,13 @@ class EngineServer:
             )
         stages_text = self.flags.get(self.stages_variable)
         if stages_text is not None:
-            return self._stated_stages(str(stages_text), layer_count)
+            return self._stated_stage_layers(str(stages_text), layer_count)
         layers_per_stage = [layer_count // self.pp] * self.pp
         for stage_number in list(stage_order)[: layer_count % self.pp]:
             layers_per_stage[stage_number] += 1
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
-    def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
+    def _stated_stage_layers(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
         """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
         stated_layers = [
             int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)

@@ -178,7 +178,7 @@ class _EncoderGraph:
         return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes))
 
     @staticmethod
-    def _inplace(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
+    def _inplace_result(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
         return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
 
     @staticmethod
@@ -188,16 +188,16 @@ class _EncoderGraph:
 
     def _linear(self, width: int, rows: int, x: Tensor, has_bias: bool) -> Tensor:
         product = self._new_tensor((width, rows), self.weight, x)
-        return self._inplace(product, product, self.weight) if has_bias else product
+        return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
         """A norm: layer norm is no operation in place (`ggml_op_can_inplace`), its scale and its bias are."""
         if norm.type == "rmsnorm":
-            normed_x = self._inplace(x, x)
-            return self._inplace(normed_x, normed_x, self.weight)
+            normed_x = self._inplace_result(x, x)
+            return self._inplace_result(normed_x, normed_x, self.weight)
         normed_x = Tensor(x.nbytes, (x,), "new", x.layout)
-        scaled_x = self._inplace(normed_x, normed_x, self.weight)
-        return self._inplace(scaled_x, scaled_x, self.weight)
+        scaled_x = self._inplace_result(normed_x, normed_x, self.weight)
+        return self._inplace_result(scaled_x, scaled_x, self.weight)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -216,18 +216,18 @@ class _EncoderGraph:
         vectors_shape = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            vectors = self._order_by_square(self._inplace(frame_vectors[0], *frame_vectors))
+            vectors = self._order_by_square(self._inplace_result(frame_vectors[0], *frame_vectors))
         else:
             vectors = self._new_tensor(vectors_shape, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
-            vectors = self._inplace(vectors, vectors, self.weight)
+            vectors = self._inplace_result(vectors, vectors, self.weight)
         if tower.class_embedding:
             vectors = self._new_tensor((self.hidden, self.rows), vectors, self.weight)
         if tower.positions is None:
             return vectors
         if self.shape.kind == "qwen":
             resized_table = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
-            return self._inplace(
+            return self._inplace_result(
                 vectors,
                 vectors,
                 self._order_by_square(self._new_tensor(vectors_shape, self._view(resized_table, None))),
@@ -235,7 +235,7 @@ class _EncoderGraph:
         position_table = self.weight
         if tower.class_embedding:
             position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
-        return self._inplace(vectors, vectors, position_table)
+        return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
@@ -245,7 +245,7 @@ class _EncoderGraph:
     def _rotated_heads(self, head_vectors: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
         if self.shape.kind != "pixtral":
-            return self._inplace(head_vectors, head_vectors, self.positions)
+            return self._inplace_result(head_vectors, head_vectors, self.positions)
         head_dim, *other_dimensions = dimensions
         rotated_halves = [
             self._new_tensor(
@@ -280,19 +280,19 @@ class _EncoderGraph:
             value = self._new_tensor((self.rows, head_dim, heads), value)
             scores = self._new_tensor((self.rows, self.rows, heads), key, query)
             weighted_values = self._new_tensor(
-                (head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks)
+                (head_dim, self.rows, heads), value, self._inplace_result(scores, scores, *masks)
             )
             merged_vectors = self._new_tensor((width, self.rows), self._view(weighted_values, None))
         return self._linear(self.hidden, self.rows, merged_vectors, attention.o_bias)
 
-    def _network(self, network: FeedForward, x: Tensor) -> Tensor:
+    def _feed_forward(self, network: FeedForward, x: Tensor) -> Tensor:
         width = network.intermediate_size
         inner_vectors = self._linear(width, self.rows, x, network.up_bias)
         if network.gated:
             gate = self._linear(width, self.rows, x, network.gate_bias)
             inner_vectors = self._new_tensor((width, self.rows), gate, inner_vectors)
         else:
-            inner_vectors = self._inplace(inner_vectors, inner_vectors)
+            inner_vectors = self._inplace_result(inner_vectors, inner_vectors)
         return self._linear(self.hidden, self.rows, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
@@ -309,7 +309,7 @@ class _EncoderGraph:
         for projector_map in projector.maps:
             x = self._linear(projector_map.size, token_count, x, projector_map.bias)
             if projector_map.hidden_act != "identity":
-                x = self._inplace(x, x)
+                x = self._inplace_result(x, x)
         return x
 
     # -- the encoder ---------------------------------------------------------------------------------------------
@@ -338,15 +338,15 @@ class _EncoderGraph:
             assert isinstance(layer.feed_forward, FeedForward)
             mask = windowed_mask if self._is_windowed(layer) else None
             attention_output = self._attention(layer.attention, self._norm(layer.norm, x), mask)
-            x = self._inplace(attention_output, attention_output, x)
-            x = self._inplace(x, x, self._network(layer.feed_forward, self._norm(layer.norm, x)))
+            x = self._inplace_result(attention_output, attention_output, x)
+            x = self._inplace_result(x, x, self._feed_forward(layer.feed_forward, self._norm(layer.norm, x)))
             if i in projectors_by_layer:
                 layer_features = self._project(projectors_by_layer[i], x)
-                features = layer_features if features is None else self._joined_tensors(features, layer_features)
+                features = layer_features if features is None else self._concatenation(features, layer_features)
         if stack.final_norm is not None and self.shape.kind != "llava":
             x = self._norm(stack.final_norm, x)
         embeddings = self._project(self.shape.projector, x)
-        self.graph.add_operations(embeddings if features is None else self._joined_tensors(embeddings, features))
+        self.graph.add_operations(embeddings if features is None else self._concatenation(embeddings, features))
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
@@ -360,7 +360,7 @@ class _EncoderGraph:
         }
 
     @staticmethod
-    def _joined_tensors(first_tensor: Tensor, second_tensor: Tensor) -> Tensor:
+    def _concatenation(first_tensor: Tensor, second_tensor: Tensor) -> Tensor:
         return Tensor(first_tensor.nbytes + second_tensor.nbytes, (first_tensor, second_tensor))
 
     @staticmethod

@@ -85,7 +85,7 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
             "attn_implementation": MIXERS[mixer_kind],
             **_kernel_settings(reader, arguments),
         }
-        config = _deepspeed_keys(reader, arguments)
+        config = _deepspeed_config(reader, arguments)
         if tp * pp > 1:
             neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
             return reader.launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
@@ -141,7 +141,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     )
 
 
-def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
+def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
     deepspeed_config = {
         argument_name: argument_value

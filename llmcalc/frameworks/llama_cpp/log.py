@@ -161,7 +161,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         version=f"b{build_text}" if build_text and not is_ik_fork else build_text,
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
-        total_bytes=next(iter(_device_sizes(log_values)), None),
+        total_bytes=next(iter(_device_memory_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
@@ -186,7 +186,7 @@ def _is_slot_line(log_line: str) -> bool:
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
-def _device_sizes(log_values: LogValues) -> list[int]:
+def _device_memory_sizes(log_values: LogValues) -> list[int]:
     """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
     device_bytes = log_values.byte_sizes("vram")
     return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
@@ -201,7 +201,7 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
     """
     numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
     device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
-    device_bytes = _device_sizes(log_values)
+    device_bytes = _device_memory_sizes(log_values)
     if len(device_bytes) == device_count:
         tensor_split = [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
     else:

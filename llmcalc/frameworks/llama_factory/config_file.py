@@ -264,9 +264,9 @@ def _optimizer_settings(
 ) -> dict[str, Any]:
     """Returns the settings of an optimizer that LLaMA-Factory adds to the Trainer's (train/trainer_utils.py)."""
     if reader.flag(config, "use_galore"):
-        return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
+        return _low_rank_optimizer_settings(reader, config, "galore", run_settings, world_size)
     if reader.flag(config, "use_apollo"):
-        return _low_rank_optimizer(reader, config, "apollo", run_settings, world_size)
+        return _low_rank_optimizer_settings(reader, config, "apollo", run_settings, world_size)
     if reader.flag(config, "use_muon"):
         reader.assumed_defaults.pop("optim", None)
         if config.get("deepspeed") or config.get("fsdp"):
@@ -286,7 +286,7 @@ def _names_of_list(written_names: Any) -> set[str]:
     return {str(name).strip() for name in names} if isinstance(names, list) else set()
 
 
-def _low_rank_optimizer(
+def _low_rank_optimizer_settings(
     reader: LaunchReader, config: Table, argument_prefix: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. argument_prefix: the common prefix of the arguments."""

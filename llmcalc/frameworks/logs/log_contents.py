@@ -229,17 +229,17 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
         elif printed_value[0] in "'\"":
             printed_value = printed_value[1:-1]
         elif printed_value in "[{":
-            container_text = "" if is_cut_off else _container_text(arguments_text, pair_match.start("value"))
-            if not container_text:
+            bracketed_text = "" if is_cut_off else _bracketed_text(arguments_text, pair_match.start("value"))
+            if not bracketed_text:
                 is_cut_off = True
                 continue
-            text_position = pair_match.start("value") + len(container_text)
-            printed_value = _literal_value(container_text)
+            text_position = pair_match.start("value") + len(bracketed_text)
+            printed_value = _literal_value(bracketed_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
 
 
-def _container_text(arguments_text: str, container_start: int) -> str:
+def _bracketed_text(arguments_text: str, container_start: int) -> str:
     """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
     bracket_depth = 0
     for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, container_start):
@@ -251,11 +251,11 @@ def _container_text(arguments_text: str, container_start: int) -> str:
     return ""
 
 
-def _literal_value(container_text: str) -> Any:
+def _literal_value(bracketed_text: str) -> Any:
     """Returns the list or table that Python printed as this text; the text where it has other objects."""
     try:
-        literal_value = ast.literal_eval(container_text)
+        literal_value = ast.literal_eval(bracketed_text)
         repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print
         return literal_value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return container_text
+        return bracketed_text

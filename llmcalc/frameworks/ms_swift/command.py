@@ -137,7 +137,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if config.get("task_type") == "generative_reranker":
-            return _with_two_words(launched_run)
+            return _with_two_token_head(launched_run)
         if not rlhf_type:
             return _with_chunked_loss(reader, config, launched_run)
         if rlhf_type == "gkd":
@@ -176,8 +176,8 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=second_loss)
 
 
-def _with_two_words(launched_run: Launch) -> Launch:
-    """Returns the run of a generative reranker, whose head multiplies by the rows of two words alone.
+def _with_two_token_head(launched_run: Launch) -> Launch:
+    """Returns the run of a generative reranker, whose head computes the logits of two tokens alone.
 
     Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
     (mcore-bridge, model/gpt_model.py, `_postprocess`).

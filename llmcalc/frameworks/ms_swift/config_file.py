@@ -33,7 +33,7 @@ def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file. Its arguments say which command takes it. Raises `InputError`."""
     program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
-    return _read_with_file(config, command, source_file)
+    return _read_command_with_file(config, command, source_file)
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
@@ -42,10 +42,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     if not words or not words[0].endswith(CONFIG_ENDINGS):
         return read_arguments(command_line, source_file)
     config = LaunchReader(source_file).fetch_tables("the file of arguments", words[0], "a file of ms-swift")
-    return _read_with_file(config, command_line._replace(words=words[1:]), source_file)
+    return _read_command_with_file(config, command_line._replace(words=words[1:]), source_file)
 
 
-def _read_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
+def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the run of a command with the arguments and the environment of a file before its words."""
     env_table = config.get("ENV")
     env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
@@ -67,7 +67,7 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
         word
         for argument_name, argument_value in config.items()
         if argument_name != "ENV" and argument_value is not None
-        for word in (f"--{argument_name}", *_words_of(argument_value))
+        for word in (f"--{argument_name}", *_words_of_value(argument_value))
     ]
     world_size = source_file.world_size
     if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
@@ -78,7 +78,7 @@ def _read_with_file(config: Table, command_line: CommandLine, source_file: Launc
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), config_source)
 
 
-def _words_of(value: Any) -> list[str]:
+def _words_of_value(value: Any) -> list[str]:
     """Returns the words of a value on a command line."""
     if isinstance(value, list):
         return [str(element) for element in value]

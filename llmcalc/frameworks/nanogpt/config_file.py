@@ -77,7 +77,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        return _read_values(reader, _run_values(reader, {}, command_line.words))
+        return _launch_of_values(reader, _run_values(reader, {}, command_line.words))
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -89,7 +89,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         variables = constants(parse_python(file_text, source_file.name_in_errors).body)
         if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
-        return _read_values(reader, _run_values(reader, variables, source_file.arguments))
+        return _launch_of_values(reader, _run_values(reader, variables, source_file.arguments))
 
 
 def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     return values_by_key
 
 
-def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
     known_values = {key_name: known_value for key_name, known_value in file_values.items() if key_name in DEFAULTS}
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):

@@ -152,7 +152,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
         is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
-        world_size = _training_devices(reader, flat_values, policy_table)
+        world_size = _training_device_count(reader, flat_values, policy_table)
         read_framework_run = _megatron_run if is_megatron else _fsdp_run
         launch_settings = read_framework_run(reader, policy_table, world_size)
         if algorithm == "dpo":
@@ -249,7 +249,7 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
             reader.refuse(f"policy.{policy_key}", "no key that is known")
 
 
-def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
+def _training_device_count(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
     """Returns the number of devices that train, without devices that only run rollouts."""
     nodes_key, devices_key = "cluster.num_nodes", "cluster.gpus_per_node"
     world_size = reader.device_count_of_nodes(flat_config, nodes_key, devices_key)
@@ -432,7 +432,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
                 flags[flag] = reader.integer(policy_table, dotted_key, 1)
         if backend == "vllm":
             flags |= _eight_bit_flags(reader, policy_table)
-    _add_expert_ranks(reader, policy_table, flags)
+    _add_expert_parallel_flag(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
     tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
@@ -461,7 +461,7 @@ def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any
     return flags
 
 
-def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
+def _add_expert_parallel_flag(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
     """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
     size_key = "generation.vllm_cfg.expert_parallel_size"
     rank_count = reader.integer(policy_table, size_key, 1)

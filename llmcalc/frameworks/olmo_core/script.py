@@ -183,7 +183,7 @@ MODEL = "TransformerConfig."
 """What precedes the name of a model's method."""
 
 
-def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
+def _train_module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
     cookbook_arguments = _class_arguments(call_nodes, COOKBOOK, variables)
     if cookbook_arguments is None:
@@ -231,7 +231,7 @@ def _launch_of_calls(
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
     spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
-    module_arguments = _module_arguments(call_nodes, variables)
+    module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
         raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
@@ -248,7 +248,7 @@ def _launch_of_calls(
         "phase": "training",
         "seq": -(-sequence_length // sequence_ranks),
         "batch": tokens // sequence_length,
-        "num_microbatches": _micro_batches(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
+        "num_microbatches": _micro_batch_count(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
         **_step_settings(reader, call_nodes, module_arguments, variables),
     }
@@ -300,7 +300,7 @@ def _replica_count(
     return world_size // shard_ranks
 
 
-def _micro_batches(
+def _micro_batch_count(
     reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_of_ranks: int
 ) -> int:
     """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""

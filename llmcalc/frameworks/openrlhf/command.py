@@ -111,7 +111,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_id = model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
-            _actor_devices(reader, argument_values) if module_verb == "train_ppo_ray" else source_file.world_size
+            _actor_device_count(reader, argument_values) if module_verb == "train_ppo_ray" else source_file.world_size
         )
         config, settings = (
             _deepspeed_config(reader, argument_values, world_size),
@@ -149,7 +149,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
             reader.refuse(f"--{argument_name}", refusal_reason)
 
 
-def _actor_devices(reader: LaunchReader, config: Table) -> int:
+def _actor_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
     return reader.device_count_of_nodes(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
@@ -288,12 +288,12 @@ def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reader.integer(config, "vllm.tensor_parallel_size", 1),
         "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
-        "max_model_len": _longest_sequence(reader, config),
+        "max_model_len": _longest_sequence_tokens(reader, config),
     }
     return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})
 
 
-def _longest_sequence(reader: LaunchReader, config: Table) -> int:
+def _longest_sequence_tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of the longest sequence."""
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return _sequence_length(reader, config)

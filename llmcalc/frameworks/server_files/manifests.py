@@ -150,7 +150,7 @@ def _compose_servers(
             ),
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
-            gpus=_reserved_accelerators(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
+            gpus=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
                 container_folder: host_folder
                 for volume in volume_list
@@ -179,7 +179,7 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
     return manifest_value
 
 
-def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
+def _reserved_accelerator_count(reserved_devices: Any, name_in_errors: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
     for device_table in reserved_devices if isinstance(reserved_devices, list) else ():
         if isinstance(device_table, Mapping):
@@ -289,7 +289,7 @@ def _llm_inference_service(
             container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
                 place_in_file=place_in_file,
-                words=("vllm", "serve", _hub_model(container_tables), *_adapter_flags(container_tables)),
+                words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
                 gpu=_node_accelerator(container_tables),
@@ -321,7 +321,7 @@ def _container_servers(
     if (
         any(table_key in manifest_table for table_key in COMMAND_KEYS)
         or (isinstance(manifest_table.get("image"), str) and outer_tables)
-        or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
+        or (_implied_engine((manifest_table,)) and _hub_model_name((manifest_table,)))
     ):
         container_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
         if container_servers:
@@ -370,7 +370,7 @@ def _servers_of_container(
         env=env,
         gpu=_node_accelerator(all_tables),
         gpus=_accelerator_limit(all_tables, f"{server_finder.name_in_errors}: {_short_location(place_in_file)}"),
-        model=_hub_model(all_tables),
+        model=_hub_model_name(all_tables),
         engine=_implied_engine(all_tables) or engine_of_flags(command_words),
         sizes=_parallel_sizes(all_tables),
     )
@@ -501,7 +501,7 @@ def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors
     return None
 
 
-def _hub_model(outer_tables: Sequence[Mapping[str, Any]]) -> str:
+def _hub_model_name(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
     for outer_table in reversed(outer_tables):
         for address_table in (

@@ -132,7 +132,7 @@ def servers_of_text(
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
-        if not _is_worker(started_server.start) and server not in launched_servers:
+        if not _is_worker_command(started_server.start) and server not in launched_servers:
             launched_servers.append(server)
         if len(launched_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
@@ -151,7 +151,7 @@ def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[Laun
     return list(distinct_servers.values())
 
 
-def _is_worker(server_start: ServerStart) -> bool:
+def _is_worker_command(server_start: ServerStart) -> bool:
     """Whether a command joins a server on another machine, and so starts no separate server."""
     argument_text = " ".join(server_start.arguments)
     return (

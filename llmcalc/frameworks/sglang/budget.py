@@ -455,7 +455,7 @@ class SGLangServer(EngineServer):
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
         engine_rank.check_block_division(
             self.whole_layout if has_expert_ranks else None,
-            QKV_PROJECTIONS if _has_narrow_values(self.preset) else frozenset(),
+            QKV_PROJECTIONS if _has_unequal_value_width(self.preset) else frozenset(),
         )
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = engine_rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
@@ -634,7 +634,7 @@ class SGLangServer(EngineServer):
         return max(0, int(available_bytes // token_bytes))
 
 
-def _has_narrow_values(preset: Preset) -> bool:
+def _has_unequal_value_width(preset: Preset) -> bool:
     """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)

@@ -85,14 +85,16 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
+        words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
         read_names = READ_WITH_OPTIMIZER.union(
             argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
         )
         config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
         reader.check_names(
-            config, (*read_names, *MODELLED), [argument_name for argument_name in config if _is_ignored(argument_name)]
+            config,
+            (*read_names, *MODELLED),
+            [argument_name for argument_name in config if _is_ignored_argument(argument_name)],
         )
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
@@ -108,17 +110,17 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return reader.launch("megatron", launch_settings, target=model_id, rollout=rollout)
 
 
-def _is_ignored(name: str) -> bool:
+def _is_ignored_argument(name: str) -> bool:
     """Whether an argument changes no memory."""
     return name not in READ_WITH_OPTIMIZER and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
 
 
 def _is_server_argument(name: str) -> bool:
     """Whether an argument is a flag of SGLang's server, which may be unknown."""
-    return name.startswith(SGLANG) and not _is_ignored(name)
+    return name.startswith(SGLANG) and not _is_ignored_argument(name)
 
 
-def _is_model(word: str) -> bool:
+def _is_model_variable(word: str) -> bool:
     """Whether a word stands for the arguments of the model, of a file that the script sources."""
     return is_unresolved(word) and "MODEL" in word and "ARGS" in word
 
@@ -139,7 +141,7 @@ def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     }
 
 
-def _tokens(reader: LaunchReader, config: Table) -> int:
+def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of a rank's micro-batch at their most (slime/utils/data.py, `get_data_iterator`)."""
     if reader.flag(config, "use_dynamic_batch_size"):
         if config.get("max_tokens_per_gpu") is None:
@@ -163,7 +165,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     cp = parallel_sizes["context"]
     world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
     has_dynamic_batches = reader.flag(config, "use_dynamic_batch_size")
-    rank_tokens = _tokens(reader, config)
+    rank_tokens = _micro_batch_tokens(reader, config)
     ranks_of_replica = parallel_sizes["tensor_model"] * parallel_sizes["pipeline_model"] * cp
     if world_size % ranks_of_replica:
         raise reader.argument_error(
@@ -171,7 +173,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )
     batch = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
-    samples_of_rank = max(1, _samples(reader, config) // (world_size // ranks_of_replica) // batch)
+    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // batch)
     if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
     parallel_run = MegatronRun(
@@ -211,7 +213,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
 
 
-def _samples(reader: LaunchReader, config: Table) -> int:
+def _samples_per_step(reader: LaunchReader, config: Table) -> int:
     """Returns the samples of a step of the optimizer."""
     if config.get("global_batch_size") is not None:
         return reader.integer(config, "global_batch_size", 1)
@@ -238,7 +240,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         source="slime/backends/megatron_utils/actor.py, slime/ray/placement_group.py",
         engine="sglang" if is_colocated else "",
         flags=flags,
-        written_flags=_written_flags() if is_colocated else {},
+        written_flags=_slime_arguments_by_flag() if is_colocated else {},
         sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         is_own_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
@@ -248,7 +250,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     )
 
 
-def _written_flags() -> dict[str, str]:
+def _slime_arguments_by_flag() -> dict[str, str]:
     """Returns flag of SGLang's server → slime's argument; ranks of tensor parallelism are those of an engine."""
     known_flags = engine_and_version("sglang")[0].known_flags()
     written_flags = {flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names}
@@ -275,7 +277,7 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     try:
         flags = read_flag_values(engine.title, engine.known_flags(), flags)
     except InputError as error:
-        raise InputError(with_written_flags(str(error), _written_flags())) from None
+        raise InputError(with_written_flags(str(error), _slime_arguments_by_flag())) from None
     rank_count = reader.integer(config, "rollout_num_gpus_per_engine", 1)
     pp = flags.get("pp_size", 1)
     if rank_count % pp:

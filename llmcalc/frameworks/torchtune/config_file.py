@@ -139,7 +139,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
-        run_settings |= _fake_quantization(reader, config)
+        run_settings |= _fake_quantization_settings(reader, config)
         world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.refuse("data_parallel_shard_dim", "it is modelled as the number of devices")
@@ -242,7 +242,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return dict(LOSSES[loss_class])
 
 
-def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _fake_quantization_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of quantization-aware training, for recipes whose name has `qat`.
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).

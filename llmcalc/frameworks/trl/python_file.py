@@ -183,9 +183,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         config |= earlier_values
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
-            config |= _length_of_samples(reader, named_calls)
+            config |= _sample_length_arguments(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
-            config |= _length_of_texts(syntax_tree)
+            config |= _text_length_arguments(syntax_tree)
         unknown_arguments = {
             argument_name: argument_value if isinstance(argument_value, UnknownValue) else UnknownValue("a table")
             for argument_name, argument_value in config.items()
@@ -236,7 +236,7 @@ def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str
     }
 
 
-def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
+def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
     sample_lengths = [
         call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
@@ -248,7 +248,7 @@ def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> di
     return {"max_length": max(known_lengths)}
 
 
-def _length_of_texts(syntax_tree: ast.Module) -> dict[str, Any]:
+def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
     """Returns the length at which a model of sentence-transformers cuts texts, which the file assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
@@ -360,13 +360,13 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
-    conditions = _conditions_of_calls(syntax_tree)
+    conditions = _branch_conditions_by_call(syntax_tree)
     for node in calls_in_order(syntax_tree):
         call_name = dotted_name_of(node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
-            variables |= _assigned_value(later_assignments.pop(), variables)
+            variables |= _assigned_values(later_assignments.pop(), variables)
         if any(
             _is_in_skipped_branch(condition, branch_value, variables)
             for condition, branch_value in conditions.get(id(node), ())
@@ -381,7 +381,7 @@ Condition: TypeAlias = tuple[ast.expr, bool]
 """A condition, and whether a call runs if it is true."""
 
 
-def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
+def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
     """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
     conditions: dict[int, tuple[Condition, ...]] = {}
     pending_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
@@ -409,7 +409,7 @@ def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mappi
     return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
 
 
-def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables that a plain assignment sets, with their values; empty for any other assignment.
 
     An assignment to an item of a table (`arguments["dtype"] = …`) sets the table with that item.

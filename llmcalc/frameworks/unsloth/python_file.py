@@ -194,7 +194,7 @@ def _run_of_calls(
     if loss_name == "grpo":
         if config.get("max_prompt_length") is not None:
             run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
-        run_settings |= _log_probabilities(reader, config, run_settings)
+        run_settings |= _log_probability_settings(reader, config, run_settings)
     elif loss_name == "sft":
         run_settings |= fused_loss(reader)
     elif loss_name != "embedding":
@@ -263,7 +263,9 @@ def _batch_of_whole_groups(
     return {"batch": group_size}
 
 
-def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _log_probability_settings(
+    reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the settings of GRPO's log-probabilities: logits of the completions alone, chunk by chunk.
 
     torch.compile saves a chunk's logits in the format of the output head. All sequences are one packed forward pass.

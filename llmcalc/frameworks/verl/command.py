@@ -97,7 +97,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = _uses_megatron(reader, config, command_line.words)
         check_keys(reader, config)
-        world_size = _training_devices(reader, config)
+        world_size = _training_device_count(reader, config)
         parallel_run = (
             _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
         )
@@ -149,7 +149,7 @@ def _is_known_key(config_key: str, rollout: Rollout) -> bool:
     return config_key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _training_devices(reader: LaunchReader, config: Table) -> int:
+def _training_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
     world_size = reader.source.world_size
     if world_size is not None and reader.source.has_typed_device_count and not set(DEVICES) & set(config):
@@ -169,7 +169,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
-        replica_count = _training_devices(reader, config) // sequence_ranks
+        replica_count = _training_device_count(reader, config) // sequence_ranks
         return max(
             1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
@@ -178,7 +178,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
-def _micro_batches(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
+def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.integer(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.integer(config, f"{ROLLOUT}.n", 1)
@@ -266,7 +266,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
-        "num_microbatches": _micro_batches(reader, config, batch, world_size // cp),
+        "num_microbatches": _micro_batch_count(reader, config, batch, world_size // cp),
         "dtype": "bf16",
         "master_weights": "fp32" if weight_format in FP32 else "none",
     }
@@ -346,7 +346,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
         batch=batch,
         seq=tokens,
-        num_microbatches=_micro_batches(reader, config, batch, max(1, world_size // (tp * pp * cp))),
+        num_microbatches=_micro_batch_count(reader, config, batch, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),

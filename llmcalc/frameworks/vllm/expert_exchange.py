@@ -143,15 +143,15 @@ DEFAULT_WINDOW = 1000
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:
     """Returns the copies of experts in a layer, over all ranks; 0 without `--enable-eplb`."""
-    return _stated_copies(flags) if flags.get("enable_eplb") else 0
+    return _stated_expert_copies(flags) if flags.get("enable_eplb") else 0
 
 
-def _stated_copies(flags: Mapping[str, Any]) -> int:
+def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
     """Returns the copies of experts that the flags state, whether they are balanced or not."""
     return int(flags.get("num_redundant_experts", flags.get("eplb_config", {}).get("num_redundant_experts", 0)))
 
 
-def _copies_option(flags: Mapping[str, Any]) -> str:
+def _expert_copies_option(flags: Mapping[str, Any]) -> str:
     """Returns the option that states the copies of experts, as the user typed it."""
     is_typed_flag = "num_redundant_experts" in flags
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
@@ -168,10 +168,10 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
             "--enable-expert-parallel: the model has no experts, and vLLM does not start with it; remove the flag"
         )
     if not flags.get("enable_eplb"):
-        if _stated_copies(flags):
+        if _stated_expert_copies(flags):
             raise InputError(
-                f"{_copies_option(flags)} {_stated_copies(flags)}: vLLM does not start with it unless it balances "
-                "experts; expected --enable-eplb too, or no copies"
+                f"{_expert_copies_option(flags)} {_stated_expert_copies(flags)}: vLLM does not start with it "
+                "unless it balances experts; expected --enable-eplb too, or no copies"
             )
         return
     if not flags.get("enable_expert_parallel"):
@@ -192,7 +192,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     if not flags.get("enable_eplb"):
         return 0
     copy_count, eplb_config = redundant_experts(flags), flags.get("eplb_config", {})
-    copy_bytes = redundant_expert_bytes(engine_rank, copy_count, rank_count, _copies_option(flags))
+    copy_bytes = redundant_expert_bytes(engine_rank, copy_count, rank_count, _expert_copies_option(flags))
     rank_experts = engine_rank.widest_networks[2]
     if rank_experts is None:
         return 0

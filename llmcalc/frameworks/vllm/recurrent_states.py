@@ -148,13 +148,15 @@ def _state_blocks(
         state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
         return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
-    if _exports_delta_nets(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
+    if _exports_delta_net_states(engine_rules, hardware) and any(
+        isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules
+    ):
         return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
     return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)
 
 
-def _exports_delta_nets(version_rules: StateRules, hardware: Hardware) -> bool:
+def _exports_delta_net_states(version_rules: StateRules, hardware: Hardware) -> bool:
     """Whether FlashInfer runs the prompts of Gated DeltaNet, and can export states from inside a prompt."""
     first_version = version_rules.checkpoints_of_delta_nets
     return (
