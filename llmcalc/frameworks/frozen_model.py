@@ -43,12 +43,12 @@ class FrozenModel:
         """The frozen model's additions to training memory: named parts with bytes."""
         return (self,) if self.loss is None else (self, self.loss)
 
-    def bytes(self, parameters: int, trained_dtype: str) -> int:
+    def bytes(self, parameter_count: int, trained_dtype: str) -> int:
         """Returns the bytes of the frozen weights per device.
 
-        parameters: number of parameters. trained_dtype: trained format.
+        parameter_count: number of parameters. trained_dtype: trained format.
         """
-        return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
+        return -(-parameter_count // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the frozen weights' bytes per device, which add to the memory of the training run.

@@ -38,10 +38,12 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
     config.ignore("version", "provider")
-    sparsity, model_format = config.get("sparsity_config"), config.get("format")
-    is_dense = sparsity in (None, {}) or (isinstance(sparsity, dict) and sparsity.get("format") == "dense")
+    sparsity_config, model_format = config.get("sparsity_config"), config.get("format")
+    is_dense = sparsity_config in (None, {}) or (
+        isinstance(sparsity_config, dict) and sparsity_config.get("format") == "dense"
+    )
     if not is_dense and model_format != "marlin-24":  # which compresses the zeros itself
-        raise config.value_error("sparsity_config", sparsity, "none, or the format dense")
+        raise config.value_error("sparsity_config", sparsity_config, "none, or the format dense")
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
         raise config.value_error("config_groups", None, "a table of groups")

@@ -207,7 +207,11 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [module_name for row in quantized_modules for module_name in (row if isinstance(row, list) else [row])]
+            [
+                module_name
+                for block_modules in quantized_modules
+                for module_name in (block_modules if isinstance(block_modules, list) else [block_modules])
+            ]
             if isinstance(quantized_modules, list)
             else [None]
         )

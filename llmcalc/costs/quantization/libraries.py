@@ -432,11 +432,11 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     layer_fields.ignore("in_features", "out_features", "bias", "indices_as_float")
     layer_fields.check_field("is_indice_packed", True, default_value=True)
     layer_fields.check_field("vector_quant_dim", "out", default_value="out")
-    pairs = [
+    size_pairs = [
         layer_fields.get_integer_pair(field_name, minimum=-1) or (-1, -1)
         for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
     ]  # of outlier columns and of all other ones; -1 for none
-    (outlier_length, vector_length), (outlier_centroid_count, centroid_count), (_, residual_centroid_count) = pairs
+    (outlier_length, vector_length), (outlier_centroid_count, centroid_count), (_, residual_centroid_count) = size_pairs
     codebook_count, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
     outlier_columns = layer_fields.get("outlier_size", 0)

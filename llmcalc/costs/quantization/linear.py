@@ -122,7 +122,9 @@ class LinearScheme(QuantizationScheme):
     @property
     def kernels(self) -> frozenset[str]:
         linear_formats = (
-            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+            linear_format
+            for layer_group in self.groups
+            for linear_format in (layer_group.format, layer_group.expert_format)
         )
         return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
             ""
@@ -131,7 +133,9 @@ class LinearScheme(QuantizationScheme):
     @property
     def has_square_blocks(self) -> bool:
         linear_formats = (
-            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+            linear_format
+            for layer_group in self.groups
+            for linear_format in (layer_group.format, layer_group.expert_format)
         )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
@@ -164,7 +168,11 @@ class LinearScheme(QuantizationScheme):
         ):
             return None
         module_group = next(
-            (group for group in self.groups if group.modules is None or param.published_names in group.modules),
+            (
+                layer_group
+                for layer_group in self.groups
+                if layer_group.modules is None or param.published_names in layer_group.modules
+            ),
             None,
         )
         if module_group is None:
@@ -188,9 +196,9 @@ class LinearScheme(QuantizationScheme):
             f"unconverted: {unconverted_text}"
             + (" and the modules that the config lists" if self.excluded_modules.entries else "")
         )
-        converted_modules = [group.modules for group in self.groups if group.modules is not None]
+        converted_modules = [layer_group.modules for layer_group in self.groups if layer_group.modules is not None]
         for verb, module_lists in (("excludes", [self.excluded_modules]), ("converts", converted_modules)):
-            unused_entries = [entry for modules in module_lists for entry in modules.unused_entries]
+            unused_entries = [list_entry for modules in module_lists for list_entry in modules.unused_entries]
             if unused_entries:
                 more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
                 entries_text = ", ".join(unused_entries[:3])

@@ -124,7 +124,12 @@ class MLXScheme(QuantizationScheme):
             matrix_bytes = module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             yield param, matrix_bytes * matrix_count
         unused_entry = next(
-            (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
+            (
+                list_entry
+                for modules, _ in self.listed_formats
+                for list_entry in modules.entries
+                if list_entry not in modules.used
+            ),
             None,
         )
         if unused_entry is not None:

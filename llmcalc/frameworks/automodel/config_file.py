@@ -205,8 +205,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         model_name = _model_name(reader, model_table)
         if _is_classifier(config, model_table):
             reader.score_label_count = reader.integer(model_table, "num_labels", 2)
-        distributed = reader.table(config, "distributed")
-        layout = _layout(reader, config, distributed)
+        distributed_table = reader.table(config, "distributed")
+        layout = _layout(reader, config, distributed_table)
         step_scheduler = reader.table(config, "step_scheduler")
         batch = reader.integer(step_scheduler, "local_batch_size", 1)
         global_batch = reader.integer(step_scheduler, "global_batch_size", batch * layout.dp)
@@ -220,9 +220,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             **_optimizer_settings(reader, config),
             **_loss_settings(reader, config),
         }
-        if reader.flag(distributed, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
+        if reader.flag(distributed_table, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
             settings["compile"] = True
-        checkpointing_value = distributed.get("activation_checkpointing")
+        checkpointing_value = distributed_table.get("activation_checkpointing")
         if checkpointing_value in (True, "full"):
             settings["recompute"] = "full"
         elif checkpointing_value not in (None, False):
@@ -237,7 +237,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         is_sharded = layout.zero == 3
         float8_settings = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
-            layout, settings, _sharding_settings(reader, distributed, layout, float8_settings) if is_sharded else None
+            layout,
+            settings,
+            _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
         return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=model_name, stack=STACK)
 
@@ -266,10 +268,12 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
         )
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, known_keys in TABLE_KEYS.items():
-        table = reader.table(config, table_name)
-        is_read = table_name != "optimizer" or str(table.get(TARGET, OPTIMIZERS[0])).endswith((*OPTIMIZERS, FUSED_ADAM))
+        config_table = reader.table(config, table_name)
+        is_read = table_name != "optimizer" or str(config_table.get(TARGET, OPTIMIZERS[0])).endswith(
+            (*OPTIMIZERS, FUSED_ADAM)
+        )
         if is_read:
-            unknown_keys(reader, table, known_keys, table_name)
+            unknown_keys(reader, config_table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -297,30 +301,32 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
     return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
-def _group_size(reader: LaunchReader, distributed: Table, key: str) -> int:
+def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
     """Returns the size of a group of ranks: 1 where it is absent or `none`."""
-    group_size = distributed.get(key)
+    group_size = distributed_table.get(key)
     return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
 
 
-def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
+def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
-    reader.ignored_arguments += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
-    unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
-    strategy = str(distributed.get("strategy", "fsdp2")).lower()
+    reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
+    unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
+    strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (_group_size(reader, distributed, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep"))
-    replicas = _group_size(reader, distributed, "dp_replicate_size")
+    tp, cp, pp, ep = (
+        _group_size(reader, distributed_table, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep")
+    )
+    replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
     if pp > 1:
         reader.refuse(
             "distributed.pp_size",
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages",
         )
-    fewest_devices = tp * cp * max(_group_size(reader, distributed, "dp_size"), replicas)
+    fewest_devices = tp * cp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
-    divisor = tp * cp * replicas
+    divisor = tp * cp * replica_count
     if world_size % divisor:
         raise reader.argument_error(
             "distributed",
@@ -333,21 +339,21 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     if ep > 1:
         reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
     is_sharded = strategy != "ddp" and world_size > 1  # components/distributed/fsdp2.py leaves one rank as it is
-    moe_table = reader.table(distributed, "moe")
+    moe_table = reader.table(distributed_table, "moe")
     return Layout(
         tp=tp,
         cp=cp,
         dp=world_size // (tp * cp),
         ep=ep,
         zero=3 if is_sharded else 0,
-        hsdp_replicas=replicas if is_sharded else 1,
+        hsdp_replicas=replica_count if is_sharded else 1,
         reshard=not is_sharded
         or (
             reader.flag(moe_table, "reshard_after_forward")
             if ep > 1
-            else reader.flag(distributed, "reshard_after_forward", True)
+            else reader.flag(distributed_table, "reshard_after_forward", True)
         ),
-        sequence_parallel=tp > 1 and reader.flag(distributed, "sequence_parallel"),
+        sequence_parallel=tp > 1 and reader.flag(distributed_table, "sequence_parallel"),
     )
 
 
@@ -393,10 +399,10 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
 
 
 def _sharding_settings(
-    reader: LaunchReader, distributed: Table, layout: Layout, float8_settings: Float8Settings | None
+    reader: LaunchReader, distributed_table: Table, layout: Layout, float8_settings: Float8Settings | None
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
-    mp_policy = reader.table(distributed, "mp_policy")
+    mp_policy = reader.table(distributed_table, "mp_policy")
     unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
     if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
@@ -410,8 +416,8 @@ def _sharding_settings(
     return TitanSettings(
         float8=float8_settings,
         reduction_format=REDUCTION_FORMATS.get(reduce_dtype, "float32"),
-        reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
-        offloads_to_host=distributed.get("offload_policy") is not None,
+        reduces_each_microbatch=not reader.flag(distributed_table, "defer_fsdp_grad_sync", True),
+        offloads_to_host=distributed_table.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
         wraps_whole_experts=False,
     )
@@ -551,30 +557,30 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         dropout_value=peft_table.get("dropout"),
         magnitude_value=reader.flag(peft_table, "use_dora"),
     )
-    quantization = reader.table(config, "quantization")
-    weight_dtype_key = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
+    quantization_table = reader.table(config, "quantization")
+    weight_dtype_key = "quantization.bnb_4bit_compute_dtype" if quantization_table else "model.torch_dtype"
     dtype_key = "peft.lora_dtype" if peft_table.get("lora_dtype") else weight_dtype_key
     table_name, _, key = dtype_key.partition(".")
     adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
     if adapter_format not in ADAPTER_FORMATS:
         reader.refuse(dtype_key, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
     settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")
-    if reader.flag(quantization, "load_in_4bit"):
-        has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
-        quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
+    if reader.flag(quantization_table, "load_in_4bit"):
+        has_nested_scales = reader.flag(quantization_table, "bnb_4bit_use_double_quant", True)
+        quant_type = reader.value(quantization_table, "bnb_4bit_quant_type", "nf4")
         if quant_type != "nf4":
             reader.refuse("quantization.bnb_4bit_quant_type", f"{short_repr(quant_type)[:60]} is not modelled; nf4 is")
         settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
-    elif reader.flag(quantization, "load_in_8bit"):
+    elif reader.flag(quantization_table, "load_in_8bit"):
         settings["base"] = "int8"
     return settings
 
 
-def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
+def _note_excluded(reader: LaunchReader, module_names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
     counted_modules = [
         str(module_name)[:60]
-        for module_name in names
+        for module_name in module_names
         if not any(modality in str(module_name) for modality in ("vis", "multi_modal", "audio"))
     ]
     if counted_modules:

@@ -127,16 +127,16 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
         return 0
 
 
-def _critic_bytes(parameter_count: int, zero_stage: int, rank_count: int, offloads: bool) -> int:
+def _critic_bytes(parameter_count: int, zero_stage: int, rank_count: int, is_offloaded: bool) -> int:
     """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weight_bytes, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
     tensor_kinds = [
-        (weight_bytes, 3, offloads and zero_stage == 3),
-        (weight_bytes, 2, offloads),
-        (state_bytes, 1, offloads),
+        (weight_bytes, 3, is_offloaded and zero_stage == 3),
+        (weight_bytes, 2, is_offloaded),
+        (state_bytes, 1, is_offloaded),
     ]
     critic_bytes: int = sum(
         -(-parameter_count // (rank_count if zero_stage >= first_sharded_stage else 1)) * element_bytes

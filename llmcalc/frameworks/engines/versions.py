@@ -85,7 +85,11 @@ def measured_context(
     measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, device_count: int
 ) -> MeasuredCudaContext:
     """Returns the CUDA context measured with `device_count` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [row for row in measured_rows if row.devices <= device_count and has_link(hardware, row.link)]
+    matching_rows = [
+        measured_row
+        for measured_row in measured_rows
+        if measured_row.devices <= device_count and has_link(hardware, measured_row.link)
+    ]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
@@ -223,7 +227,9 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "

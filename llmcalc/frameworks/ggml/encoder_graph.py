@@ -186,8 +186,8 @@ class _EncoderGraph:
         layout = None if dimensions is None else (*dimensions, F32)
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
-    def _linear(self, width: int, rows: int, x: Tensor, has_bias: bool) -> Tensor:
-        product = self._new_tensor((width, rows), self.weight, x)
+    def _linear(self, width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
+        product = self._new_tensor((width, row_count), self.weight, x)
         return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:

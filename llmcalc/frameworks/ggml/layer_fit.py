@@ -106,7 +106,9 @@ def free_margins(server: GgmlServer) -> list[int]:
 
 def _keeps_margins(fitted_server: FittedServer, byte_limits: list[int]) -> bool:
     used_bytes_by_device = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
-    return all(used_bytes <= limit for used_bytes, limit in zip(used_bytes_by_device, byte_limits, strict=True))
+    return all(
+        used_bytes <= byte_limit for used_bytes, byte_limit in zip(used_bytes_by_device, byte_limits, strict=True)
+    )
 
 
 def _used_bytes(fitted_server: FittedServer) -> int:
@@ -139,9 +141,9 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
     return _with_context(server, max(smaller_context - smaller_context % context_step, least_context))
 
 
-def _with_context(server: GgmlServer, context: int) -> FittedServer:
-    changed_server = server.with_flags(ctx_size=context)
-    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context:,}"
+def _with_context(server: GgmlServer, context_tokens: int) -> FittedServer:
+    changed_server = server.with_flags(ctx_size=context_tokens)
+    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context_tokens:,}"
     return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (context_note,))
 
 

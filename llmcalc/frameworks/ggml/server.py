@@ -156,12 +156,12 @@ class GgmlServer(GgmlSettings):
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
-        padding = self.rules.cell_padding
+        cell_padding = self.rules.cell_padding
         entry_bytes = sum(
-            round_up(-(-self.sequence_cells // entries.tokens_per_entry), padding)
-            * cache_bytes(self.key_type, entries.width)
-            + 4 * entries.state_elements
-            for entries in layer.entries
+            round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
+            * cache_bytes(self.key_type, compressed_entries.width)
+            + 4 * compressed_entries.state_elements
+            for compressed_entries in layer.entries
         )
         return entry_bytes * self.sequences
 
@@ -288,15 +288,17 @@ class GgmlServer(GgmlSettings):
             layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
-    def buffers(self, placement: TensorDevices) -> BufferSizes:
+    def buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
         """Returns all buffers by device."""
         buffers = BufferSizes(
-            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+            self.model_buffers(tensor_placement),
+            self.cache_buffers(tensor_placement),
+            self.compute_buffers(tensor_placement),
         )
         if self.encoder_buffers:
             buffers = buffers.with_added_buffers(BufferSizes({}, {}, self.encoder_buffers))
         if self.is_drafting_with_mtp:
-            buffers = buffers.with_added_buffers(self.module_buffers(placement))
+            buffers = buffers.with_added_buffers(self.module_buffers(tensor_placement))
         if self.draft_server is None:
             return buffers
         return buffers.with_added_buffers(self.draft_server.buffers(self.draft_server.placement))

@@ -282,8 +282,8 @@ def _optimizer_settings(
 
 def _names_of_list(written_names: Any) -> set[str]:
     """Returns the names of a list, or of a text with commas between them (hparams, `split_arg`)."""
-    names = written_names.split(",") if isinstance(written_names, str) else written_names
-    return {str(name).strip() for name in names} if isinstance(names, list) else set()
+    listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
+    return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
 
 
 def _low_rank_optimizer_settings(

@@ -113,8 +113,8 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if optimizer not in OPTIMIZERS:
         reader.refuse("optimizer.name", f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are")
         return {}
-    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
-    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
+    optimizer_impl = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
+    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if optimizer_impl is None else {"optimizer_impl": optimizer_impl})
 
 
 def _number_formats(
@@ -155,30 +155,37 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     norm_table: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
     if "rmsnorm" in str(reader.value(model_section, "norm_type", "low_precision_layernorm")):
         norm_table = {"type": "rmsnorm"}
-    attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
-    attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
+    attention_table: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
+    attention_table |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention["num_key_value_heads"] = integer_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
-    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
+        attention_table["num_key_value_heads"] = integer_of(
+            reader, "model.attn_config.kv_n_heads", config["kv_n_heads"]
+        )
+    decoder_table: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
     if config.get("alibi"):
-        attention["position"] = {"type": "alibi"}
+        attention_table["position"] = {"type": "alibi"}
     elif config.get("rope"):
-        attention["position"] = {"type": "rope"}
+        attention_table["position"] = {"type": "rope"}
     elif reader.flag(model_section, "learned_pos_emb", True):
-        decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
-    network = {
+        decoder_table["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
+    network_table = {
         "type": "mlp",
         "intermediate_size": reader.integer(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
     }
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm_table, "norm_placement": "pre"}
+    decoder_table["block"] = {
+        "attention": attention_table,
+        "feed_forward": network_table,
+        "norm": norm_table,
+        "norm_placement": "pre",
+    }
     spec_table = {
         "vocab_size": model_sizes["vocab_size"],
         "hidden_size": model_sizes["d_model"],
         "tie_word_embeddings": reader.flag(model_section, "tie_word_embeddings", True),
         "max_position_embeddings": sequence_length,
-        "decoder": decoder,
+        "decoder": decoder_table,
     }
     return validate(ModelSpec, spec_table, reader.name_in_errors)

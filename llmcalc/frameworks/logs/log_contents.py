@@ -186,9 +186,10 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
     A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
     """
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
-    group_names = sorted({group_name for ranks in named_ranks for group_name in ranks} - {"EP"})
+    group_names = sorted({group_name for process_ranks in named_ranks for group_name in process_ranks} - {"EP"})
     sizes_by_group = {
-        group_name: max(ranks.get(group_name, 0) for ranks in named_ranks) + 1 for group_name in group_names
+        group_name: max(process_ranks.get(group_name, 0) for process_ranks in named_ranks) + 1
+        for group_name in group_names
     }
     ranks_text = ", ".join(
         f"{group_name}{group_size - 1}" for group_name, group_size in sizes_by_group.items() if group_size > 1

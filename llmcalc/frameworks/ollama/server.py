@@ -254,13 +254,13 @@ class OllamaServer:
             **({"mmproj": ENCODER_OF_TAG} if has_encoder(self.preset) else {}),
         }
 
-    def micro_batch(self, sequences: int) -> int:
+    def micro_batch(self, sequence_count: int) -> int:
         """Returns the tokens of a micro-batch: `num_batch`, or since 0.30 a number by context and free memory."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(sequences, DEFAULT_BATCH))
+        server = self._unfitted_server(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
         tensor_devices = server.placement
         used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
             server.cache_buffers(tensor_devices).values()
@@ -271,7 +271,7 @@ class OllamaServer:
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * sequences > context_limit and has_free_memory:
+            if self.num_ctx * sequence_count > context_limit and has_free_memory:
                 return default_batch
         return DEFAULT_BATCH
 
@@ -411,11 +411,11 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         )
 
 
-def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
+def serving_flags(preset: Preset, flags: Mapping[str, Any], user_count: int, seq: int | None) -> dict[str, Any]:
+    """Returns the options for `user_count` sequences of `seq` tokens. Raises `InputError` for other lengths."""
     server_flags = dict(flags)
-    if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
-        server_flags["OLLAMA_NUM_PARALLEL"] = users
+    if user_count > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
+        server_flags["OLLAMA_NUM_PARALLEL"] = user_count
     if seq is not None:
         if flags.get("num_ctx", seq) != seq:
             raise InputError(f"--seq {seq}: --num-ctx says {flags['num_ctx']}; expected one of the two")

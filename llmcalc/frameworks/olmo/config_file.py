@@ -105,22 +105,22 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     has_bias = has_weight and reader.flag(
         model_table, "bias_for_layer_norm", reader.flag(model_table, "include_bias", True)
     )
-    norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
+    norm_table: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
     if not has_weight:
-        norm["weight"] = False
-    elif norm["type"] == "layernorm" and not has_bias:
-        norm["bias"] = False
-    attention: dict[str, Any] = {"num_attention_heads": heads}
+        norm_table["weight"] = False
+    elif norm_table["type"] == "layernorm" and not has_bias:
+        norm_table["bias"] = False
+    attention_table: dict[str, Any] = {"num_attention_heads": heads}
     key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
     if key_heads is not None:
-        attention["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
+        attention_table["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
     position_count = reader.integer(model_table, "max_sequence_length", 1024)
-    decoder: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
+    decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
     if reader.flag(model_table, "rope"):
-        attention["position"] = {"type": "rope"}
+        attention_table["position"] = {"type": "rope"}
     else:
-        decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network = {
+        decoder_table["position"] = {"type": "learned", "max_position_embeddings": position_count}
+    network_table = {
         "type": "mlp",
         "intermediate_size": inner_width // 2 if is_gated else inner_width,
         "hidden_act": "silu" if is_gated else activation_name,
@@ -128,16 +128,21 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     }
     if reader.flag(model_table, "attention_layer_norm"):
         norm_has_weight = reader.flag(model_table, "attention_layer_norm_with_affine", True)
-        attention["qk_norm"] = {"norm": {**norm, "weight": norm_has_weight}, "scope": "projection"}
+        attention_table["qk_norm"] = {"norm": {**norm_table, "weight": norm_has_weight}, "scope": "projection"}
     norm_placement = "output" if reader.flag(model_table, "norm_after") else "pre"
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": norm_placement}
+    decoder_table["block"] = {
+        "attention": attention_table,
+        "feed_forward": network_table,
+        "norm": norm_table,
+        "norm_placement": norm_placement,
+    }
     embedding_rows = model_table.get("embedding_size") or reader.value(model_table, "vocab_size", 50257)
     spec_table = {
         "vocab_size": integer_of(reader, "model.embedding_size", embedding_rows),
         "hidden_size": hidden_size,
         "tie_word_embeddings": reader.flag(model_table, "weight_tying", True),
         "max_position_embeddings": position_count,
-        "decoder": decoder,
+        "decoder": decoder_table,
     }
     return validate(ModelSpec, spec_table, reader.name_in_errors)
 

@@ -698,12 +698,12 @@ def memory(server: SGLangServer) -> EngineMemory:
         startup_error = server.engine_record.messages[
             "no_cache" if slot_pool is None or slot_pool.requests else "no_states"
         ]
-    concurrency = cache_tokens / request_length
+    max_concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
-        max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),
+        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.requests),
         state_requests=None if slot_pool is None else slot_pool.requests,
         divides_request_limit=server.has_divided_attention,
         starts=not startup_error,
@@ -720,7 +720,7 @@ def memory(server: SGLangServer) -> EngineMemory:
                 (
                     server.version.note,
                     _cache_note(cache_tokens, request_length, bool(startup_error)),
-                    _states_note(slot_pool, concurrency),
+                    _states_note(slot_pool, max_concurrency),
                     *_server_notes(server),
                 ),
             )
@@ -762,9 +762,9 @@ def _server_notes(server: SGLangServer) -> list[str]:
     return server_notes
 
 
-def _states_note(slot_pool: StatePool | None, concurrency: float) -> str:
+def _states_note(slot_pool: StatePool | None, max_concurrency: float) -> str:
     """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
-    if slot_pool is None or slot_pool.requests >= concurrency:
+    if slot_pool is None or slot_pool.requests >= max_concurrency:
         return ""
     return (
         f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "

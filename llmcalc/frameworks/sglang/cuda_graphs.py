@@ -29,11 +29,11 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 """Flags with which prompts are not compiled into pieces, so have no graphs."""
 
 
-def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequences: int) -> int:
-    """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
+def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequence_count: int) -> int:
+    """Returns the MiB reserved for graphs of decoding steps. sequence_count: sequences in the largest graph."""
     if version_rules.reserves_used_graphs and not _has_decode_graphs(flags):
         return 0
-    return 2 * sequences
+    return 2 * sequence_count
 
 
 def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:

@@ -100,7 +100,11 @@ def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
         if group_name in group_sizes
     }
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
-    replicas_and_ranks = {(ranks["DP"], ranks["TP"]) for ranks in named_ranks if {"DP", "TP"} <= ranks.keys()}
+    replicas_and_ranks = {
+        (process_ranks["DP"], process_ranks["TP"])
+        for process_ranks in named_ranks
+        if {"DP", "TP"} <= process_ranks.keys()
+    }
     if "DP" in group_sizes and "TP" in group_sizes:
         tensor_ranks = [tensor_rank for _, tensor_rank in replicas_and_ranks]
         layout_flags["enable_dp_attention"] = len(tensor_ranks) == len(set(tensor_ranks))

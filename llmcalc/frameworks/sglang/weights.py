@@ -16,8 +16,11 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
 
     0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
     """
-    quantization = engine_rank.preset.quantization_config or {}
-    if engine_rank.quantize is not None or (quantization.get("quant_method"), quantization.get("expert_dtype")) != (
+    quantization_config = engine_rank.preset.quantization_config or {}
+    if engine_rank.quantize is not None or (
+        quantization_config.get("quant_method"),
+        quantization_config.get("expert_dtype"),
+    ) != (
         "fp8",
         "fp4",
     ):
@@ -45,7 +48,7 @@ def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvid
     Float8 weights stay in float8, with one scale of a matrix; NVIDIA's GPUs get blocks of them in 16 bits
     (models/deepseek_common/deepseek_weight_loader.py, `post_load_weights`).
     """
-    quantization = engine_rank.quantization
-    has_square_blocks = quantization is not None and quantization.has_square_blocks
+    quantization_scheme = engine_rank.quantization
+    has_square_blocks = quantization_scheme is not None and quantization_scheme.has_square_blocks
     is_float8 = "fp8" in engine_rank.weight_kernels and not (is_nvidia and has_square_blocks)
     return engine_rank.up_projection_size * (1 if is_float8 else element_bytes)

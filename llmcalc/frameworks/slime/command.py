@@ -110,14 +110,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return reader.launch("megatron", launch_settings, target=model_id, rollout=rollout)
 
 
-def _is_ignored_argument(name: str) -> bool:
+def _is_ignored_argument(argument_name: str) -> bool:
     """Whether an argument changes no memory."""
-    return name not in READ_WITH_OPTIMIZER and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
+    return argument_name not in READ_WITH_OPTIMIZER and (
+        argument_name in IGNORED or argument_name.startswith(IGNORED_BEGINNINGS)
+    )
 
 
-def _is_server_argument(name: str) -> bool:
+def _is_server_argument(argument_name: str) -> bool:
     """Whether an argument is a flag of SGLang's server, which may be unknown."""
-    return name.startswith(SGLANG) and not _is_ignored_argument(name)
+    return argument_name.startswith(SGLANG) and not _is_ignored_argument(argument_name)
 
 
 def _is_model_variable(word: str) -> bool:
@@ -264,13 +266,13 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
     """
     engine = engine_and_version("sglang")[0]
-    keywords = {keyword_of(flag_name) for flag in engine.known_flags() for flag_name in flag.names}
+    known_keywords = {keyword_of(flag_name) for flag in engine.known_flags() for flag_name in flag.names}
     flags: dict[str, Any] = {}
     for argument_name, argument_value in config.items():
         flag_name = argument_name.removeprefix(SGLANG)
         if not _is_server_argument(argument_name):
             continue
-        if flag_name not in keywords:
+        if flag_name not in known_keywords:
             reader.refuse(flag_of(argument_name), "no flag of SGLang that is known")
         else:
             flags[flag_name] = argument_value

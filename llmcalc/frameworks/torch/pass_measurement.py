@@ -132,9 +132,12 @@ class StageRun:
         )
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits)
 
-    def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
+    def _micro_batch_bytes(
+        self, saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits
+    ) -> MicroBatchBytes:
         forward_peaks, backward_peaks = (
-            PeakByPath(visits.peak_by_path()).plus_bytes(self._constant_bytes) for visits in (forward, backward)
+            PeakByPath(pass_visits.peak_by_path()).plus_bytes(self._constant_bytes)
+            for pass_visits in (forward_visits, backward_visits)
         )
         return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradients=self._extra_elements)
 

@@ -120,11 +120,11 @@ def _replay_rank(
         return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(has_expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.pass_traces is not None:
-        microbatches = rank_setup.training_config.microbatches
-        replayed_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
+        microbatch_count = rank_setup.training_config.microbatches
+        replayed_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatch_count)
         try:
             _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
-            if replayed_microbatches == microbatches:
+            if replayed_microbatches == microbatch_count:
                 return replay_steps_on_allocator(rank_run, memory_meter, has_expandable_segments)
             shorter_setup = replace(
                 rank_setup, training_config=replace(rank_setup.training_config, microbatches=replayed_microbatches)

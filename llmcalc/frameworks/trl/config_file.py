@@ -114,7 +114,7 @@ def is_trl(config: Table) -> bool:
     return (
         "model_name_or_path" in config
         and has_trl_argument
-        and any(argument in config for argument in trainer_arguments)
+        and any(argument_name in config for argument_name in trainer_arguments)
     )
 
 
@@ -126,14 +126,14 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
         defaults = {**DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else DEFAULTS
-        is_grpo, is_reward = any(argument in config for argument in GRPO_SIGNS), REWARD_SIGN in config
+        is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         )
         reader.check_names(
             config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
         )
-        known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
+        known_loss_keys = (argument_name for argument_name in PREFERENCE_SIGNS if config.get(argument_name) is not None)
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
@@ -200,11 +200,15 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
     model_arguments = reader.table(config, "model_init_kwargs")
-    for argument, argument_value in model_arguments.items():
-        if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.refuse(f"model_init_kwargs.{argument}"[:100], "it is modelled without")
+    for argument_name, argument_value in model_arguments.items():
+        if argument_name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
+            reader.refuse(f"model_init_kwargs.{argument_name}"[:100], "it is modelled without")
     return {
-        **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
+        **{
+            argument_name: model_arguments[argument_name]
+            for argument_name in MODEL_ARGUMENTS
+            if argument_name in model_arguments
+        },
         **config,
     }
 

@@ -227,7 +227,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a TRL before 0.16, if `SFTTrainer` has arguments of it, that the file does not state."""
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
-    if not any(argument in sft_arguments for argument in EARLIER_TRAINER_ARGUMENTS):
+    if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
         return {}
     return {
         argument_name: argument_value
@@ -252,9 +252,9 @@ def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
     """Returns the length at which a model of sentence-transformers cuts texts, which the file assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            length = value_of(node.value, {})
-            if node.targets[0].attr == "max_seq_length" and type(length) is int:
-                return {"max_length": length}
+            max_length = value_of(node.value, {})
+            if node.targets[0].attr == "max_seq_length" and type(max_length) is int:
+                return {"max_length": max_length}
     return {}
 
 
@@ -293,30 +293,34 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         model = loading_call.first_argument
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
     arguments |= {
-        argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
+        argument_name: trainer_arguments[argument_name]
+        for argument_name in TRAINER_LENGTHS
+        if argument_name in trainer_arguments
     }
     if loading_call is not None:
         model_arguments = loading_call.arguments.get("model_kwargs")
         model_arguments = {**(model_arguments if isinstance(model_arguments, dict) else {}), **loading_call.arguments}
         arguments |= {
-            argument: format_name(model_arguments[argument])
-            for argument in MODEL_ARGUMENTS
-            if argument in model_arguments
+            argument_name: format_name(model_arguments[argument_name])
+            for argument_name in MODEL_ARGUMENTS
+            if argument_name in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument: format_name(argument_value) for argument, argument_value in loading_arguments.items()}
+        arguments |= {
+            argument_name: format_name(argument_value) for argument_name, argument_value in loading_arguments.items()
+        }
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
     ):
         call_arguments = _arguments_of_call(named_calls, call_name)
         arguments |= {
-            argument_names[argument]: call_arguments[argument]
-            for argument in argument_names
-            if argument in call_arguments
+            argument_names[argument_name]: call_arguments[argument_name]
+            for argument_name in argument_names
+            if argument_name in call_arguments
         }
     if any(call.name == "LoraConfig" for call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
@@ -327,7 +331,11 @@ def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments with which a trainer loads a model that it is named: `model_init_kwargs`."""
     tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
     loading_table = next((table for table in tables if isinstance(table, dict)), {})
-    return {argument: loading_table[argument] for argument in MODEL_ARGUMENTS if argument in loading_table}
+    return {
+        argument_name: loading_table[argument_name]
+        for argument_name in MODEL_ARGUMENTS
+        if argument_name in loading_table
+    }
 
 
 def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:

@@ -125,9 +125,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.unknown_arguments |= model_changes.unknown_arguments
         reader.notes += model_changes.notes
         config |= {
-            argument: argument_value
-            for argument, argument_value in model_changes.arguments.items()
-            if argument == "optim"
+            argument_name: argument_value
+            for argument_name, argument_value in model_changes.arguments.items()
+            if argument_name == "optim"
         }
         has_standby = STANDBY.search(file_text) is not None
         loss_name = CONFIGS[class_name]
@@ -351,14 +351,16 @@ def _call_arguments(
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
-    unresolved_arguments = {argument for argument, argument_value in arguments.items() if has_unknown(argument_value)}
+    unresolved_arguments = {
+        argument_name for argument_name, argument_value in arguments.items() if has_unknown(argument_value)
+    }
     for argument in sorted(DECIDING & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
     return {
-        argument: argument_value
-        for argument, argument_value in arguments.items()
-        if argument not in unresolved_arguments
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name not in unresolved_arguments
     }

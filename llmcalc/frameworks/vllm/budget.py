@@ -448,7 +448,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     )
 
 
-def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: float) -> str:
+def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget_bytes = stage_memory.terms[0].bytes
@@ -466,7 +466,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if concurrency < 1:
+    if max_concurrency < 1:
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.block_count, server.tokens_in_flight, max_model_len
         )

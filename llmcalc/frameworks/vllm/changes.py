@@ -82,7 +82,7 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})
 
 
-def exchange_flags(server: VLLMServer, library: str) -> dict[str, Any]:
+def exchange_flags(server: VLLMServer, exchange_library: str) -> dict[str, Any]:
     """Returns the flags with which the ranks of a server send tokens to experts by a library."""
     step_tokens = server.max_num_batched_tokens
-    return backend_flags(server.preset.model, server.flags, library, step_tokens, server.version_numbers)
+    return backend_flags(server.preset.model, server.flags, exchange_library, step_tokens, server.version_numbers)

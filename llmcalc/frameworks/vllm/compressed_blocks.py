@@ -66,8 +66,10 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
     for (block_tokens, window), group_pages in pages_by_group.items():
         if page_layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
-                pages._replace(bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= pages.bytes))
-                for pages in group_pages
+                cache_pages._replace(
+                    bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.bytes)
+                )
+                for cache_pages in group_pages
             ]
         page_tuple_count = -(-_page_tuple_count(group_pages) // page_tuples_per_group)
         layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens))

@@ -80,7 +80,7 @@ def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def backend_flags(
-    spec: ModelSpec, flags: Mapping[str, Any], library: str, step_tokens: int, version_numbers: tuple[int, ...]
+    spec: ModelSpec, flags: Mapping[str, Any], exchange_library: str, step_tokens: int, version_numbers: tuple[int, ...]
 ) -> dict[str, Any]:
     """Returns the flags with which expert ranks exchange tokens by a library; none if a flag already names one.
 
@@ -89,9 +89,9 @@ def backend_flags(
     """
     if not flags.keys().isdisjoint(BACKEND_FIELDS):
         return {}
-    library_flags: dict[str, Any] = {BACKEND_FIELDS[version_numbers < BACKEND_FLAG_FROM]: library}
+    library_flags: dict[str, Any] = {BACKEND_FIELDS[version_numbers < BACKEND_FLAG_FROM]: exchange_library}
     most_tokens = most_low_latency_tokens(int(spec.hidden_size), routed_experts(spec) + redundant_experts(flags))
-    sends_whole_steps = library == "deepep_low_latency" and version_numbers >= SENDS_WHOLE_STEPS_FROM
+    sends_whole_steps = exchange_library == "deepep_low_latency" and version_numbers >= SENDS_WHOLE_STEPS_FROM
     if sends_whole_steps and step_tokens > most_tokens and "max_num_batched_tokens" not in flags:
         library_flags["max_num_batched_tokens"] = most_tokens
     return library_flags

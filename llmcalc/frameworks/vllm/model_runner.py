@@ -89,6 +89,6 @@ def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondModelRunner)
     )
 
 
-def penalty_bytes(sequences: int, vocab_size: int) -> int:
+def penalty_bytes(sequence_count: int, vocab_size: int) -> int:
     """Returns the bytes of token counts for sampling penalties: 4 bytes and a bit per sequence and vocabulary entry."""
-    return sequences * 4 * (vocab_size + -(-vocab_size // 32))
+    return sequence_count * 4 * (vocab_size + -(-vocab_size // 32))
