@@ -15,12 +15,17 @@ def states_reader_of(spec: ModelSpec) -> TargetStates | None:
 
 
 def check_draft(
-    target_model: ModelSpec, draft_model: ModelSpec, target_name: str, draft_option: str, same_vocabulary: bool = False
+    target_model: ModelSpec,
+    draft_model: ModelSpec,
+    target_name: str,
+    draft_option: str,
+    requires_same_vocabulary: bool = False,
 ) -> None:
     """Raises `InputError` if a model cannot draft tokens for the target model.
 
     target_name: the target's name. draft_option: the option or flag that names the draft, with the draft's name.
-    same_vocabulary: whether a draft with its own embedding needs a vocabulary of the target's size; default false.
+    requires_same_vocabulary: whether a draft with its own embedding needs a vocabulary of the target's size; default
+        false.
     """
     for spec, argument_name in ((target_model, f"TARGET {target_name}"), (draft_model, draft_option)):
         if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
@@ -29,9 +34,9 @@ def check_draft(
             )
     if states_reader_of(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
-    shares_vocabulary = same_vocabulary or draft_model.from_target or draft_model.main.has_no_embedding
+    shares_vocabulary = requires_same_vocabulary or draft_model.from_target or draft_model.main.has_no_embedding
     if draft_model.vocab_size != target_model.vocab_size and shares_vocabulary:
-        expected_text = "a draft with that vocabulary" if same_vocabulary else "the draft of this target"
+        expected_text = "a draft with that vocabulary" if requires_same_vocabulary else "the draft of this target"
         shared_embedding_text = ", whose embedding it takes" if draft_model.from_target else ""
         raise InputError(
             f"{draft_option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, "

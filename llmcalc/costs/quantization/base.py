@@ -117,18 +117,19 @@ class WeightTensor:
 
 
 def weight_tensors_of(
-    node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies: bool = False
+    node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies_only: bool = False
 ) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once.
 
-    first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
+    first_copies_only: whether of modules that repeat, such as layers of one kind, only the first is walked; default
+        False.
     """
     root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies)
+    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies_only)
 
 
 def _weight_tensors_below_node(
-    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies: bool
+    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies_only: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
@@ -144,7 +145,7 @@ def _weight_tensors_below_node(
                 (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer)
             ]
         else:
-            layer_indices = child_node.indices[:1] if first_copies else child_node.indices
+            layer_indices = child_node.indices[:1] if first_copies_only else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
         counted_op, parent_node = child_position.use, node_position.node
         tensors = () if counted_op is None else counted_op.tensors()
@@ -168,7 +169,7 @@ def _weight_tensors_below_node(
                 parent_node,
                 child_position.optional,
             )
-            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies)
+            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies_only)
 
 
 @frozen

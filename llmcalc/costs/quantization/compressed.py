@@ -39,10 +39,10 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     """
     config.ignore("version", "provider")
     sparsity_config, model_format = config.get("sparsity_config"), config.get("format")
-    is_dense = sparsity_config in (None, {}) or (
+    has_dense_weights = sparsity_config in (None, {}) or (
         isinstance(sparsity_config, dict) and sparsity_config.get("format") == "dense"
     )
-    if not is_dense and model_format != "marlin-24":  # which compresses the zeros itself
+    if not has_dense_weights and model_format != "marlin-24":  # which compresses the zeros itself
         raise config.value_error("sparsity_config", sparsity_config, "none, or the format dense")
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:

@@ -160,10 +160,10 @@ class LinearScheme(QuantizationScheme):
             if param.tensor.role == "matrix":
                 self.excluded_modules.mark_used(param.published_names)
             return None
-        is_output = param.kind in HEADS and param.name not in ("dense", "head_proj")
+        is_output_head = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
-            (is_output and not self.converts_head)
-            or (not self.converts_outside_layers and _is_skipped(param) and not is_output)
+            (is_output_head and not self.converts_head)
+            or (not self.converts_outside_layers and _is_skipped(param) and not is_output_head)
             or param.published_names in self.excluded_modules
         ):
             return None

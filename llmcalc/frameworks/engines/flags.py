@@ -304,11 +304,11 @@ def read_flag_values(
     flags: Sequence[Flag],
     typed_values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
-    other_ways: Mapping[str, str] = MappingProxyType({}),
+    alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags by Python keyword names, such as `max_model_len`.
 
-    renamed_flags, other_ways: as in `split_arguments`; default none.
+    renamed_flags, alternatives_by_flag: as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = flags_by_spelling(flags)
@@ -328,7 +328,7 @@ def read_flag_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, other_ways)
+            raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, alternatives_by_flag)
         flag = flags_by_keyword[flag_name]
         needs_value = flag.kind in VALUE_KINDS and not (
             flag.value_if_bare or flag.off_spellings or flag.refusal_reason or flag.is_memory_neutral
@@ -440,7 +440,7 @@ def split_arguments(
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
     unknown_flags: dict[str, str] | None = None,
-    other_ways: Mapping[str, str] = MappingProxyType({}),
+    alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
@@ -448,7 +448,7 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown_flags: takes the reasons of unknown flags, by their names; None (default) to raise.
-    other_ways: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
+    alternatives_by_flag: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
     Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
     behind a flag that takes none.
     """
@@ -483,7 +483,7 @@ def split_arguments(
         # a name of llmcalc's option, such as --gpu, is no shortened flag
         matched_flag = (
             None
-            if flag is None and other_ways.get(option_name) in other_arguments
+            if flag is None and alternatives_by_flag.get(option_name) in other_arguments
             else find_flag(flags_by_name, option_name)
         )
         switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option_name)
@@ -503,7 +503,7 @@ def split_arguments(
             suggestion = suggest(with_hyphens(option_name), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
-                raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, other_ways)
+                raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, alternatives_by_flag)
             unknown_flags[option_name] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
@@ -518,8 +518,8 @@ def split_arguments(
             raise InputError(
                 f"{option_name} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
                 + (
-                    f"expected {other_ways[option_name]}"
-                    if option_name in other_ways
+                    f"expected {alternatives_by_flag[option_name]}"
+                    if option_name in alternatives_by_flag
                     else f"remove {argument_queue[0]}"
                 )
             )

@@ -263,11 +263,11 @@ class EngineRank:
         included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies=True):
+        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies_only=True):
             whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
+        for weight in weight_tensors_of(model.tree(), included_parts, first_copies_only=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             is_unchecked_projection = (
                 weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path

@@ -114,8 +114,8 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    near_mix = server.model.near_mix
-    scheme_text = (server.model.scheme if near_mix is None else f"{near_mix} for {server.model.scheme}") + (
+    substitute_mix = server.model.near_mix
+    scheme_text = (server.model.scheme if substitute_mix is None else f"{substitute_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
     if server.modules_file is not None:

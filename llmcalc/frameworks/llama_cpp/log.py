@@ -273,6 +273,6 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         )
         buffer_bytes = parse_bytes(buffer_match["size"])
         # full layers, layers with a window, and recurrent states
-        is_added = buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
-        bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if is_added else buffer_bytes
+        adds_to_buffer = buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
+        bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if adds_to_buffer else buffer_bytes
     return bytes_by_buffer

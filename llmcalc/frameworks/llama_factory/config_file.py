@@ -176,9 +176,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
             run_settings |= pair_settings(reader, loss_name, run_settings, _reference_model(config))
             if loss_name not in LOSSES_WITHOUT_REFERENCE:
-                has_frozen_copy = isinstance(reader.frozen, FrozenModel)
+                has_reference_model = isinstance(reader.frozen, FrozenModel)
                 reader.frozen = (
-                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
+                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_reference_model else POLICY_LOGITS
                 )
         elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))

@@ -166,11 +166,11 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     """
     chunk_tokens_text = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
     chunk_tokens = int(chunk_tokens_text[:9]) if chunk_tokens_text.isdecimal() else 0
-    is_divided = config.get("sequence_parallel_size") not in (None, 1)
+    is_sequence_divided = config.get("sequence_parallel_size") not in (None, 1)
     has_logits = (
         launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_label_count is None
     )
-    if not (chunk_tokens and is_divided and has_logits):
+    if not (chunk_tokens and is_sequence_divided and has_logits):
         return launched_run
     second_loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
     return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=second_loss)

@@ -327,8 +327,8 @@ def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     fitted_server, flags = server.fitted_server, server.flags
-    notes_of_fit = (server.version.note, *fitted_server.notes)
-    computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit, NOTE_TEXTS)
+    fit_notes = (server.version.note, *fitted_server.notes)
+    computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, fit_notes, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
     answer_notes = list(computed_memory.notes)

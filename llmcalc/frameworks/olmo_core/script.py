@@ -158,7 +158,7 @@ def _model_of(
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
-    other_tokenizer: re.Match[str] | None,
+    tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next(
@@ -174,8 +174,8 @@ def _model_of(
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:
         return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
-    if other_tokenizer is not None:
-        reader.refuse(other_tokenizer[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
+    if tokenizer_match is not None:
+        reader.refuse(tokenizer_match[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
     return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
 
 
@@ -227,10 +227,10 @@ def _launch_of_calls(
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
-    other_tokenizer: re.Match[str] | None,
+    tokenizer_match: re.Match[str] | None,
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
-    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
+    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, tokenizer_match)
     module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
         raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")

@@ -86,14 +86,14 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        module_verb = command_line.program.removesuffix(".py").rpartition(".")[2]
-        if module_verb == "train_kd":
+        trainer_name = command_line.program.removesuffix(".py").rpartition(".")[2]
+        if trainer_name == "train_kd":
             raise reader.argument_error(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
-        if module_verb not in LOSSES:
+        if trainer_name not in LOSSES:
             raise reader.argument_error(
-                f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}"
+                f"line {command_line.line}: {trainer_name}", f"is not read; expected {', '.join(LOSSES)}"
             )
         arguments = {
             _current_name(argument_name): argument_value
@@ -111,17 +111,17 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_id = model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
-            _actor_device_count(reader, argument_values) if module_verb == "train_ppo_ray" else source_file.world_size
+            _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
         )
         config, settings = (
             _deepspeed_config(reader, argument_values, world_size),
             _other_settings(reader, argument_values),
         )
-        if LOSSES[module_verb]:
-            settings |= _pair_settings(reader, argument_values, LOSSES[module_verb], config, settings)
+        if LOSSES[trainer_name]:
+            settings |= _pair_settings(reader, argument_values, LOSSES[trainer_name], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = (
-            _rollout_of(reader, argument_values, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
+            _rollout_of(reader, argument_values, launch_settings.layout.dp) if trainer_name == "train_ppo_ray" else None
         )
         reader.ignored_arguments += [
             argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS

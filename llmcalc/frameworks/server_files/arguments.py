@@ -45,7 +45,7 @@ def read_arguments(
     command_words: Sequence[str],
     place_in_file: str,
     read_named_file: ReadNamedFile,
-    allow_unknown: bool,
+    allows_unknown_flags: bool,
     typed_fields: Sequence[str] = (),
 ) -> ParsedArguments:
     """Returns the parsed arguments of a server's command. serving_engine: the engine.
@@ -58,7 +58,7 @@ def read_arguments(
     flags = flags_of_program(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
     parsed_arguments = ParsedArguments()
-    unknown_flags = parsed_arguments.unknown_flags if allow_unknown else None
+    unknown_flags = parsed_arguments.unknown_flags if allows_unknown_flags else None
     ignored_arguments = [
         word for flag, word in pairwise(command_words) if is_unset_variable(word) and not _takes_value(flag)
     ]
@@ -83,8 +83,8 @@ def read_arguments(
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
-        has_repository = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
-        if has_repository and "--mmproj-auto" in flags_by_name:
+        has_repository_flag = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
+        if has_repository_flag and "--mmproj-auto" in flags_by_name:
             parsed_arguments.values["mmproj_auto"] = True
         elif flag_values.get("mmproj_auto"):
             del flag_values["mmproj_auto"]  # no repository, no file of an encoder

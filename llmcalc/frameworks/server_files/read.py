@@ -48,18 +48,23 @@ SERVER_KEYS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|mode
 
 
 def servers_of_file(
-    path: str | Path, allow_unknown: bool = False, typed_flags: Mapping[str, Any] = NO_FLAGS, typed_engine: str = ""
+    path: str | Path,
+    allows_unknown_flags: bool = False,
+    typed_flags: Mapping[str, Any] = NO_FLAGS,
+    typed_engine: str = "",
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` or a command as it is typed in a shell.
-    allow_unknown: whether unknown flags are accepted.
+    allows_unknown_flags: whether unknown flags are accepted.
     typed_flags: flags of the engine that are typed beside the file, by their fields; they replace the file's.
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
     typed_launch_file, launch_text, launch_folder = _read_launch(path)
-    return servers_of_text(launch_text, typed_launch_file, allow_unknown, launch_folder, typed_flags, typed_engine)
+    return servers_of_text(
+        launch_text, typed_launch_file, allows_unknown_flags, launch_folder, typed_flags, typed_engine
+    )
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
@@ -116,7 +121,7 @@ def engines_of_file(launch_path: str | Path) -> list[str]:
 def servers_of_text(
     file_text: str,
     typed_launch_file: TypedLaunch,
-    allow_unknown: bool = False,
+    allows_unknown_flags: bool = False,
     launch_folder: Path | None = None,
     typed_flags: Mapping[str, Any] = NO_FLAGS,
     typed_engine: str = "",
@@ -131,7 +136,7 @@ def servers_of_text(
     for started_server in _find_servers(file_text, typed_launch_file, launch_folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
-        server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
+        server = _read_server(started_server, name_in_errors, allows_unknown_flags, launch_folder, typed_flags)
         if not _is_worker_command(started_server.start) and server not in launched_servers:
             launched_servers.append(server)
         if len(launched_servers) > MOST_SERVERS:
@@ -262,7 +267,7 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
 def _read_server(
     started_server: StartedServer,
     name_in_errors: str,
-    allow_unknown: bool,
+    allows_unknown_flags: bool,
     launch_folder: Path | None,
     typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
@@ -294,7 +299,7 @@ def _read_server(
         (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
         _reader_of_named_files(name_in_errors, launch_folder, started_server.files),
-        allow_unknown,
+        allows_unknown_flags,
         tuple(typed_flags),
     )
     flag_fields = {

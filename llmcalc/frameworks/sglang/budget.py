@@ -211,8 +211,8 @@ class SGLangServer(EngineServer):
         The groups have `--ep-size` ranks; with `--enable-ep-moe`, or tokens that a library sends to experts, those of
         tensor parallelism (`server_args.py`).
         """
-        has_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
-        expert_rank_count = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
+        has_experts_on_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
+        expert_rank_count = self.tp if has_experts_on_all_ranks else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_rank_count if expert_rank_count > 1 else None
         tp = self.tp // self.dp if self.has_divided_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_rank_count, etp=expert_tp)

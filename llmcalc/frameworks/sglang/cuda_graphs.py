@@ -54,9 +54,9 @@ def exchange_buffers_mib(
     """
     if exchange_library != "deepep":
         return 0, 0
-    has_breaks = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
+    has_breakable_graphs = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
     return (
-        version_rules.exchange_prompt_mib if has_breaks else 0,
+        version_rules.exchange_prompt_mib if has_breakable_graphs else 0,
         version_rules.exchange_mib if _has_decode_graphs(flags) else 0,
     )
 

@@ -78,8 +78,8 @@ ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine",
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts slime."""
-    has_actor = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
-    return command_line.program in PROGRAMS and has_actor
+    has_actor_argument = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
+    return command_line.program in PROGRAMS and has_actor_argument
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:

@@ -33,10 +33,10 @@ class RingChunk(ModelChunk):
     lowering: RingAttentionKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        rank_training = replace(
+        rank_training_config = replace(
             rank_setup.training_config, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training_config.seq)
         )
-        super().__init__(replace(rank_setup, training_config=rank_training), stage, memory_meter)
+        super().__init__(replace(rank_setup, training_config=rank_training_config), stage, memory_meter)
         self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
 
 

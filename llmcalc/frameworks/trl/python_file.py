@@ -149,16 +149,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
         config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
-        other_trainer = OTHER_TRAINERS.search(file_text)
-        if other_trainer is not None and not any(call.name in TRAINERS for call in named_calls):
+        trainer_match = OTHER_TRAINERS.search(file_text)
+        if trainer_match is not None and not any(call.name in TRAINERS for call in named_calls):
             raise reader.argument_error(
-                f"{other_trainer[1]}Trainer",
+                f"{trainer_match[1]}Trainer",
                 "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
             )
         trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
         trainer_nodes = [call.node for call in named_calls if call.name in TRAINERS and call.node is not None]
-        has_defaults = not any(map(_has_configuration, trainer_nodes))
-        config_class = next(iter(config_classes), trl_config if has_defaults else "")
+        has_default_config = not any(map(_has_configuration, trainer_nodes))
+        config_class = next(iter(config_classes), trl_config if has_default_config else "")
         if not config_class:
             raise reader.argument_error(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"

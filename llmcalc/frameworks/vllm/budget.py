@@ -191,8 +191,8 @@ class VLLMServer(VLLMSettings):
         rope_table_bytes = engine_rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, rank_experts = engine_rank.widest_networks
         padding_bytes = 0
-        has_padding = engine_rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
-        if has_padding and rank_experts is not None:
+        has_padded_experts = engine_rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
+        if has_padded_experts and rank_experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
                 rank_experts.input_width, rank_experts.width
             )

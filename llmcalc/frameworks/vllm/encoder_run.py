@@ -229,9 +229,9 @@ def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     attention_vector_count = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
-    reduced_output = hidden_size if rank_count > 1 else 0
+    reduced_elements = hidden_size if rank_count > 1 else 0
     attention_elements = (
-        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_output
+        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_elements
     )
     network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // rank_count
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))

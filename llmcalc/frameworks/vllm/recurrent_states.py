@@ -93,9 +93,9 @@ def _format_ratios(
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
     mixer_modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
-    conv_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
+    conv_bytes = _element_bytes_of_flag(flags, "mamba_cache_dtype") or element_bytes
     byte_ratios = {"conv_state": Fraction(conv_bytes, 2)}
-    chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    chosen_element_bytes = _element_bytes_of_flag(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
         if chosen_element_bytes not in (None, 4) and not version_rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
@@ -109,7 +109,7 @@ def _format_ratios(
     return byte_ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else byte_ratios
 
 
-def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
+def _element_bytes_of_flag(flags: Mapping[str, Any], flag_field: str) -> int | None:
     """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
     dtype_name = str(flags.get(flag_field, "auto"))
     return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8

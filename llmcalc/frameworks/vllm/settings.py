@@ -166,8 +166,8 @@ class VLLMSettings(EngineServer):
     @property
     def falls_back_to_float32(self) -> bool:
         """Whether the default number format is float32: the accelerator has no bfloat16, the class refuses float16."""
-        is_default = self.flags.get("dtype", "auto") == "auto"
-        return is_default and not self.hardware.multiplies_bfloat16 and self.refuses_float16
+        is_default_dtype = self.flags.get("dtype", "auto") == "auto"
+        return is_default_dtype and not self.hardware.multiplies_bfloat16 and self.refuses_float16
 
     @property
     def dtype(self) -> str | None:
@@ -441,8 +441,10 @@ class VLLMSettings(EngineServer):
         uses_ngrams = (
             self.speculation.drafted_tokens and not self.speculation.with_mtp and self.speculation.draft is None
         )
-        is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
-        batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        has_async_scheduling = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
+        batch_count = (
+            self.pp + 1 if has_async_scheduling and (self.second_runner is not None or self.pp == 1) else self.pp
+        )
         return batch_count * self.max_num_batched_tokens
 
     @property

@@ -106,11 +106,13 @@ def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: 
     }
 
 
-def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str, same_vocabulary: bool) -> None:
+def _check_draft(
+    target_model: Preset, draft_model: Preset, drafting_method: str, requires_same_vocabulary: bool
+) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method.
 
-    same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check requires of a
-    draft model (`verify_equal_vocab_size_if_draft_model`).
+    requires_same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check
+        requires of a draft model (`verify_equal_vocab_size_if_draft_model`).
 
     A draft of DFlash 2 has the method dflash too, as a start-up of 0.29 shows.
     """
@@ -129,5 +131,9 @@ def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str
             "expected draft_model for a model of its own"
         )
     check_draft(
-        target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary
+        target_model.model,
+        draft_model.model,
+        target_model.name,
+        f"{FLAG}: {draft_model.name}",
+        requires_same_vocabulary,
     )
