@@ -74,7 +74,7 @@ class EngineCommand(Command):
                 args,
                 options,
                 engine.flags_by_option,
-                other_ways={name: spelling for name, spelling in spellings.items() if spelling}
+                alternatives_by_flag={name: spelling for name, spelling in spellings.items() if spelling}
                 | dict(engine.alternatives_by_option),
             )
             self._refuse_idle_short_flags(ctx, engine, args)

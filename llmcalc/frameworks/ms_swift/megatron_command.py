@@ -211,7 +211,7 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
         "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
     }
-    for name, known_words in FP8_WORDS.items():
-        if arguments[name] not in known_words:
-            raise reader.value_error(f"--{name}", arguments[name], f"one of {', '.join(known_words)}")
+    for argument_name, known_words in FP8_WORDS.items():
+        if arguments[argument_name] not in known_words:
+            raise reader.value_error(f"--{argument_name}", arguments[argument_name], f"one of {', '.join(known_words)}")
     return arguments

@@ -31,7 +31,11 @@ SIGNS = (
 
 def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
-    return "model_name_or_path" in config and any(sign in config for sign in SIGNS) and "finetuning_type" not in config
+    return (
+        "model_name_or_path" in config
+        and any(argument_name in config for argument_name in SIGNS)
+        and "finetuning_type" not in config
+    )
 
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
@@ -66,7 +70,11 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append(
                 "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
             )
-        arguments = {name: value for name, value in config.items() if name in known_argument_names()}
+        arguments = {
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name in known_argument_names()
+        }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
 
