@@ -277,13 +277,13 @@ def _accepted_in_place_of(extra_words: str, context: Any) -> str:
     if extra_word.lower() in ("gb", "gib"):
         return "a size and its unit as one word, such as 24GiB"
     if "--hardware" in _option_names(context.command) and not extra_word.endswith(".toml"):
-        for words in dict.fromkeys((extra_words, extra_word)):
+        for typed_words in dict.fromkeys((extra_words, extra_word)):
             try:
-                return f"one accelerator as --hardware {find_hardware(words).name}"
+                return f"one accelerator as --hardware {find_hardware(typed_words).name}"
             except UnknownAccelerator:
                 continue
             except InputError as error:
-                if not words.isdigit():
+                if not typed_words.isdigit():
                     return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
@@ -322,11 +322,11 @@ def _usage_message(usage_error: Any) -> str:
         elif other_commands := _commands_with(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
-        elif typed_option.startswith("--") and (engine_word := engine_of_flag(usual_spelling)):
+        elif typed_option.startswith("--") and (engine_name := engine_of_flag(usual_spelling)):
             advice = (
-                f"a flag of an engine needs --engine, such as {engine_word}"
+                f"a flag of an engine needs --engine, such as {engine_name}"
                 if isinstance(context.command, EngineCommand)
-                else f"llmcalc memory, fit and kv take it with --engine {engine_word}"
+                else f"llmcalc memory, fit and kv take it with --engine {engine_name}"
             )
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):

@@ -72,9 +72,9 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     if layout_answer.fit.verdict != "fits":
         layout_answer = next(iter(answers_with_tight_fit), layout_answer)
     if layout_answer.fit.verdict == "no":
-        layout_plan = layout_answer.layout_plan
-        sentences = untried_frameworks(many_devices_run, layout_plan.framework.name)
-        layout_answer = replace(layout_answer, layout_plan=replace(layout_plan, untried_frameworks=sentences))
+        plan = layout_answer.layout_plan
+        sentences = untried_frameworks(many_devices_run, plan.framework.name)
+        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_frameworks=sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )
@@ -169,10 +169,10 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_option
 
-    engine_option = partial(gguf_option, run_question.preset, run_memory)
+    option_with_engine = partial(gguf_option, run_question.preset, run_memory)
     accelerators = map(load_hardware, COMMON_HARDWARE)
     options = hardware_options(
-        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, engine_option
+        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine
     )
     return ReportedAnswer(
         options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"

@@ -169,10 +169,14 @@ _OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b|times\b)(\w
 
 
 def _python_argument_text(option: re.Match[str]) -> str:
-    argument_name, value = option[1].replace("-", "_"), option[2]
-    if value is None:
+    argument_name, option_value = option[1].replace("-", "_"), option[2]
+    if option_value is None:
         return argument_name
-    return f"{argument_name}={value}" if value.isupper() or value.isdigit() else f'{argument_name}="{value}"'
+    return (
+        f"{argument_name}={option_value}"
+        if option_value.isupper() or option_value.isdigit()
+        else f'{argument_name}="{option_value}"'
+    )
 
 
 def engine_of_flag(flag_name: str) -> str:

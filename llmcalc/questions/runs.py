@@ -344,10 +344,15 @@ def memory_question(
     from ..frameworks.launch.read import read_launch
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
-    date = version_date(run_options.layout.framework_version or "")
-    options = _options_beside_file(run_options.settings, run_options.layout)
+    release_date = version_date(run_options.layout.framework_version or "")
+    typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
-        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
+        launch_file,
+        run_options.layout.devices,
+        allow_unknown,
+        release_date=release_date,
+        gpu_name=gpu_name,
+        options=typed_options,
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
@@ -372,7 +377,7 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_label_count is not None:
-        typed_setting = next((name for name in LOGIT_SETTINGS if name in options), "")
+        typed_setting = next((name for name in LOGIT_SETTINGS if name in typed_options), "")
         if typed_setting:
             raise InputError(
                 f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
@@ -540,12 +545,12 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
         from ..frameworks.registry import NAMES, framework
 
         supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected_formats = "llmcalc time, which has it, or bf16-master"
+        expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
-            expected_formats = f"--framework {' or '.join(supporting_frameworks)}"
+            expected_text = f"--framework {' or '.join(supporting_frameworks)}"
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
-            f"expected {expected_formats}"
+            f"expected {expected_text}"
         )
 
 

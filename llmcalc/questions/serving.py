@@ -123,8 +123,8 @@ def serve_study(
             f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
             f"expected at most {LARGEST:,}"
         )
-    request_lengths = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
-    longest_request = request_lengths.total_tokens if request_trace is None else request_trace.longest_request
+    request_sizes = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
+    longest_request = request_sizes.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
@@ -136,13 +136,13 @@ def serve_study(
         engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),
-        request_lengths,
+        request_sizes,
         latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         options.price,
         request_trace,
         options.disaggregate is not None,
-        _prefill_decode_ratio(options, request_lengths),
+        _prefill_decode_ratio(options, request_sizes),
         speculation,
         draft_flags | _memory_flags(engine_record, options),
     )
@@ -164,7 +164,7 @@ MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) -> tuple[int, int] | None:
+def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
@@ -174,7 +174,7 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
         return None
     if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
-    if request_shape.output_tokens == 1:
+    if request_sizes.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
     if replica_ratio_text == AUTO:
         return None

@@ -67,11 +67,11 @@ class UsualEngine:
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
-        settings, software_stack = memory.settings, usual_stack(hardware, memory)
+        settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
             engine_record
             for engine_record in map(engine, FOLDERS)
-            if engine_record.software_stack(NEWEST) == software_stack
+            if engine_record.software_stack(NEWEST) == stack_name
         ]
         if (
             settings.phase not in ("inference", "decode")
@@ -123,7 +123,7 @@ class UsualEngine:
         if engine_memory is None or engine_memory.has_room_for(users):
             return users
         if self.device_bytes(1) is not None:
-            return self._largest_fitting_users(self.device_bytes, 1, users)
+            return self._largest_fitting_number(self.device_bytes, 1, users)
         has_data_parallel_caches = self.record.serving_flags is None  # one cache for any number of users
         return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.starts else 0
 
@@ -167,15 +167,19 @@ class UsualEngine:
         if device_bytes is None:
             return None
         memory_fit = MemoryFit(self.hardware, device_bytes)
-        batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
-        seq = self._largest_fitting_users(
+        batch = self._largest_fitting_number(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest_fitting_number(
             lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
         )
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
-                formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
-                changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
+                format_settings = {
+                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
+                }
+                changed_engine = replace(
+                    self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
+                )
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
                     change_text = cli_options(settings, serves_users=True)
@@ -260,17 +264,17 @@ class UsualEngine:
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding)
 
-    def _largest_fitting_users(
-        self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int
+    def _largest_fitting_number(
+        self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
-        def needed_bytes(tried_users: int) -> int:
-            device_bytes = bytes_for_users(tried_users)
+        def needed_bytes(tried_number: int) -> int:
+            device_bytes = bytes_of_number(tried_number)
             return excessive_bytes if device_bytes is None else device_bytes
 
-        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, first_number, maximum)
 
 
 def layer_count(run_memory: Memory) -> int:

@@ -131,7 +131,7 @@ class ReportedAnswer(Answer):
 def _answer_heading(report: Report) -> str:
     """Returns the line of the answer: that of a table, else the names of the models that a table compares."""
     tables: Any = report.tables
-    answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
+    answer_table: Table = next((table for table in tables if table.answer), tables[0])
     if answer_table.heading:
         return answer_table.heading
     json_documents = report.data if isinstance(report.data, list) else [report.data]

@@ -98,8 +98,10 @@ class DecodingLoad(NamedTuple):
         software_texts = list(models_by_software)
         if len(software_texts) > 1:  # that of most models stands first
             software_texts = [
-                f"{title} ({', '.join(models)})"
-                for title, models in sorted(models_by_software.items(), key=lambda item: -len(item[1]))
+                f"{title} ({', '.join(model_names)})"
+                for title, model_names in sorted(
+                    models_by_software.items(), key=lambda title_and_models: -len(title_and_models[1])
+                )
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
@@ -134,13 +136,13 @@ def report(
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
         return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     if layout == "columns":
-        block_tables = [list(compared_models)]
+        model_blocks = [list(compared_models)]
     else:
-        block_tables = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
+        model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     return Report(
         json_documents,
         with_notes_below(
-            [_block_table(model_block, lines) for model_block in block_tables],
+            [_block_table(model_block, lines) for model_block in model_blocks],
             [*_compare_notes(compared_models, decoding_load), *warnings],
         ),
     )
@@ -184,9 +186,9 @@ def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[Line]) ->
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
-def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
+def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
+    return lambda quantities: " / ".join(unique_texts([write_shape(stack_shape) for stack_shape in quantities.shapes]))
 
 
 def _ratio_text(ratio: float | None) -> str:
@@ -266,21 +268,21 @@ def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: Decodi
 
 
 _SHAPE_LINES: tuple[Line, ...] = (
-    ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _text_per_stack(lambda s: _integer_text(s.hidden_size))),
-    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.is_in_dense_band))),
+    ("layers L", _text_per_stack(lambda shape: str(shape.num_hidden_layers))),
+    ("hidden size h", _text_per_stack(lambda shape: _integer_text(shape.hidden_size))),
+    ("h / L", _text_per_stack(lambda shape: aspect_text(shape.aspect_ratio, shape.is_in_dense_band))),
     ("d_ff / h", _text_per_stack(_width_ratio)),
     ("heads × head_dim", _text_per_stack(_heads_text)),
-    ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
+    ("heads·head_dim / h", _text_per_stack(lambda shape: _ratio_text(shape.head_ratio))),
     ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
-    ("vocabulary", lambda q: _integer_text(q.vocab_size)),
-    ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
+    ("vocabulary", lambda quantities: _integer_text(quantities.vocab_size)),
+    ("  of parameters", lambda quantities: units.percent(quantities.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _text_per_stack(lambda s: norm_name(s.block))),
-    ("  placement", _text_per_stack(lambda s: norm_placement_of(s.block))),
+    ("norm", _text_per_stack(lambda shape: norm_name(shape.block))),
+    ("  placement", _text_per_stack(lambda shape: norm_placement_of(shape.block))),
     ("activation", _text_per_stack(_activation_text)),
-    ("positions", lambda q: ", ".join(position_encodings(q.spec))),
+    ("positions", lambda quantities: ", ".join(position_encodings(quantities.spec))),
 )
 
 

@@ -95,8 +95,8 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_text, high_text, likely_text = (
-        duration_text(end_amount, time_unit, digit_count).removesuffix(f" {time_unit}")
-        for end_amount in _range_ends(seconds)
+        duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for range_end in _range_ends(seconds)
     )
     return low_text, high_text, likely_text, time_unit
 
@@ -131,12 +131,10 @@ def _lost_time_text(run_cost: RunCost) -> str:
     return "without restarts, data loading, checkpoints"
 
 
-def _planned_layout(layout_plan: LayoutPlan) -> str:
+def _planned_layout(plan: LayoutPlan) -> str:
     """Writes the first layout of a plan, with the recomputation of the layout or of the run's settings."""
-    layout_candidate = layout_plan.ranked_layouts.feasible[0]
-    return candidate_cell(
-        layout_candidate.layout, layout_candidate.recompute or layout_plan.memory.settings.recompute or ""
-    )
+    layout_candidate = plan.ranked_layouts.feasible[0]
+    return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
 
 
 def _step_description(run_cost: RunCost) -> str:

@@ -204,10 +204,10 @@ class Report(NamedTuple):
         ]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
-            known_names = "expected no --table, since the answer is one table"
+            names_text = "expected no --table, since the answer is one table"
             if table_names:
-                known_names = f"expected one of {', '.join(table_names)}"
-            raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
+                names_text = f"expected one of {', '.join(table_names)}"
+            raise InputError(f"--table: there is no table '{table_or_list}'; {names_text}")
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
@@ -247,12 +247,12 @@ class Report(NamedTuple):
         tables: list[Table] = []
         remaining_note_count, hidden_note_count = MOST_NOTES, 0
         for table in [*self.tables, None]:
-            left_out_notes = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
-            left_out_notes += (
+            omission_parts = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
+            omission_parts += (
                 [f"{hidden_note_count} more note{'s' * (hidden_note_count > 1)}"] if hidden_note_count else []
             )
-            if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
+            if omission_parts and (table is None or table.answer):
+                notes = [*tables[-1].notes, f"{', '.join(omission_parts)}: {omission_text}"]
                 tables[-1], hidden_note_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break

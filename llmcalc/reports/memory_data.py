@@ -151,7 +151,8 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
         "timeline": [
-            {"phase": point.phase, "node": point.module_path, "bytes": point.bytes} for point in device.timeline
+            {"phase": memory_point.phase, "node": memory_point.module_path, "bytes": memory_point.bytes}
+            for memory_point in device.timeline
         ],
         "terms": [
             {

@@ -274,7 +274,9 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    layout_text = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
+    layout_text = ", ".join(
+        f"{layout[degree_name]} {name}" for degree_name, name in degree_titles.items() if layout[degree_name] > 1
+    )
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
         f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "

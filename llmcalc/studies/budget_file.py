@@ -227,14 +227,14 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
     """Raises `ValueError` for a setting that does not apply to a key."""
     allowed_keys = sorted([*other_keys, *SETTINGS[bound_key]])
     if SETTINGS[bound_key] is RUN:
-        expected_settings = f"{', '.join(other_keys)} or an option of llmcalc memory"
+        expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"
     else:
-        expected_settings = ", ".join(allowed_keys)
+        expected_text = ", ".join(allowed_keys)
     for setting_name in bound_settings:
         if setting_name not in allowed_keys:
             raise ValueError(
                 f"{bound_key}.{setting_name}: unknown field; expected one of "
-                f"{expected_settings}.{suggest(setting_name, allowed_keys)}"
+                f"{expected_text}.{suggest(setting_name, allowed_keys)}"
             )
 
 

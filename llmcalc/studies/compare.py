@@ -135,21 +135,21 @@ class ModelQuantities:
 
 
 SORT_KEYS: dict[str, Callable[[ModelQuantities], float | None]] = {
-    "params": lambda q: q.parameters,
-    "active": lambda q: q.active,
-    "h": lambda q: q.shape.hidden_size,
-    "L": lambda q: q.shape.num_hidden_layers,
-    "h/L": lambda q: q.shape.aspect_ratio,
-    "d_ff/h": lambda q: q.shape.feed_forward_ratio,
-    "heads": lambda q: q.shape.num_attention_heads,
-    "head_dim": lambda q: q.shape.head_dim,
-    "heads/h": lambda q: q.shape.head_ratio,
-    "kv_heads": lambda q: q.shape.num_key_value_heads,
-    "kv_ratio": lambda q: q.shape.kv_ratio,
-    "vocab": lambda q: q.vocab_size,
-    "vocab_share": lambda q: q.vocabulary_share,
-    "flops": lambda q: q.forward_flops_per_token,
-    "kv": lambda q: q.kv_bytes_per_token,
+    "params": lambda quantities: quantities.parameters,
+    "active": lambda quantities: quantities.active,
+    "h": lambda quantities: quantities.shape.hidden_size,
+    "L": lambda quantities: quantities.shape.num_hidden_layers,
+    "h/L": lambda quantities: quantities.shape.aspect_ratio,
+    "d_ff/h": lambda quantities: quantities.shape.feed_forward_ratio,
+    "heads": lambda quantities: quantities.shape.num_attention_heads,
+    "head_dim": lambda quantities: quantities.shape.head_dim,
+    "heads/h": lambda quantities: quantities.shape.head_ratio,
+    "kv_heads": lambda quantities: quantities.shape.num_key_value_heads,
+    "kv_ratio": lambda quantities: quantities.shape.kv_ratio,
+    "vocab": lambda quantities: quantities.vocab_size,
+    "vocab_share": lambda quantities: quantities.vocabulary_share,
+    "flops": lambda quantities: quantities.forward_flops_per_token,
+    "kv": lambda quantities: quantities.kv_bytes_per_token,
 }
 """Value of `--sort` → the quantity to sort by."""
 
@@ -243,8 +243,8 @@ def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """
     check_sort_key(sort_key)
-    model_order = list(range(len(compared_models)))
+    model_indices = list(range(len(compared_models)))
     if sort_key is None:
-        return model_order
+        return model_indices
     sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
-    return sorted(model_order, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))
+    return sorted(model_indices, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

@@ -101,10 +101,10 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
                 "in every layer"
             )
-        a, d, f = layer_widths
-        heads += layer_count * a
-        key_width += layer_count * a * d
-        ffn_width += layer_count * f
+        layer_heads, head_dim, layer_ffn_width = layer_widths
+        heads += layer_count * layer_heads
+        key_width += layer_count * layer_heads * head_dim
+        ffn_width += layer_count * layer_ffn_width
     return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 
@@ -125,9 +125,9 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     qkv_flops += 3 * model_sizes.total_heads * s * s  # softmax
     qkv_flops += 2 * s * s * model_sizes.total_key_width  # softmax @ query reductions
     qkv_flops += 2 * s * model_sizes.total_key_width * h  # final linear
-    dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
+    dense_flops = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits_flops = 2 * s * h * v
-    return embedding_flops + qkv_flops + dense_block + logits_flops
+    return embedding_flops + qkv_flops + dense_flops + logits_flops
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:

@@ -114,7 +114,7 @@ class LayoutReplays:
     ) -> None:
         self._calls.close()
 
-    def begin(self, runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
+    def begin(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
         """Starts replays that the search will probably need, in this order, if there are several processes.
 
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
@@ -122,12 +122,12 @@ class LayoutReplays:
         """
         if not self._calls.forks:
             return
-        for run_number, layout_run in enumerate(runs):
+        for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
                 self._begun[layout_run] = self._task(
-                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_number == 0
+                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
-        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in runs)
+        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in layout_runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank.

@@ -182,8 +182,8 @@ class Server:
 
     def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
-        requests_of_replica = concurrency / self.replicas
-        replica_load = replace(self._spread_latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        replica_concurrency = concurrency / self.replicas
+        replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
@@ -192,9 +192,9 @@ class Server:
         As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
         """
-        rate_of_replica = request_rate / self.replicas
+        replica_rate = request_rate / self.replicas
         slow_concurrency = largest_number(
-            lambda request_count: self.latencies(request_count).requests_per_second < rate_of_replica,
+            lambda request_count: self.latencies(request_count).requests_per_second < replica_rate,
             self.most_sequences,
         )
         if slow_concurrency == self.most_sequences:
@@ -204,17 +204,17 @@ class Server:
             slower_rate, faster_rate = (
                 self.latencies(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
             )
-            replica_load = self.latencies(
-                slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate)
-            )
-        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end_seconds)
+            replica_load = self.latencies(slow_concurrency + (replica_rate - slower_rate) / (faster_rate - slower_rate))
+        replica_load = replace(replica_load, concurrency=replica_rate * replica_load.end_to_end_seconds)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
         """Returns the point of a concurrency with the load of one replica, of which arrivals are spread."""
         load = self._as_requests_arrive(spread_load)
-        rate = self.replicas * load.output_tokens_per_second
-        cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
+        tokens_per_second = self.replicas * load.output_tokens_per_second
+        cost_per_million = (
+            None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / tokens_per_second * 1e6
+        )
         ttft, tpot = self._ttft_range(spread_load), self.time_range(load.tpot, "decode")
         return LoadPoint(concurrency, self.devices, load, spread_load, self.replicas, ttft, tpot, cost_per_million)
 

@@ -78,17 +78,17 @@ NO_TERM = _FormulaTerm("", "")
 
 
 def time_formulas(
-    spec: ModelSpec, node: str | None, hardware: Hardware, time_stack: str, phase: Phase, batch: int, seq: int
+    spec: ModelSpec, node: str | None, hardware: Hardware, stack_name: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
     """Returns the formulas of the seconds of a node's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
-    time_stack: name of the stack. phase: training, prefill or decode.
+    stack_name: name of the stack. phase: training, prefill or decode.
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software_stack = find_stack(time_stack, "training" if phase == "training" else "inference")
+    software_stack = find_stack(stack_name, "training" if phase == "training" else "inference")
     rank_pass = RankPass(
         batch,
         tokens,

@@ -365,11 +365,12 @@ class Replica:
         burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
-        round_of_burst = (
+        burst_round_seconds = (
             prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds
         )
         tpot_of_burst = max(
-            step_seconds / self.tokens_per_step, (round_of_burst - ttft_of_burst) / (self.requests.output_tokens - 1)
+            step_seconds / self.tokens_per_step,
+            (burst_round_seconds - ttft_of_burst) / (self.requests.output_tokens - 1),
         )
         return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst, tpot_of_burst)
 

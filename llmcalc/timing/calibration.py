@@ -68,14 +68,14 @@ class CalibrationFactors:
             ),
         )
 
-    def stack(self, time_stack: TimeStack) -> TimeStack:
+    def stack(self, software_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
+        scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(time_stack, factor_name).items()}
+            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return time_stack.model_copy(update=scaled_waits | waits_by_format)
+        return software_stack.model_copy(update=scaled_waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(CalibrationFactors))
@@ -193,9 +193,9 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
             weight = 1 / (error_scale**2 + log_error**2)
-            estimate = sum(map(operator.mul, factors, seconds_by_factor))
+            estimated_seconds = sum(map(operator.mul, factors, seconds_by_factor))
             factor_shares = [
-                factor * part_seconds / estimate
+                factor * part_seconds / estimated_seconds
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
             for row_index in factor_indices:
@@ -248,12 +248,14 @@ class ErrorStatistics:
     def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         log_errors = sorted(
-            abs(estimate / measured_run.seconds - 1)
-            for measured_run, estimate in zip(measured_runs, estimates, strict=True)
+            abs(estimated_seconds / measured_run.seconds - 1)
+            for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True)
         )
         groups_by_setting: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        for measured_run, estimate in zip(measured_runs, estimates, strict=True):
-            groups_by_setting.setdefault(measured_run.comparison_group, []).append((estimate, measured_run.seconds))
+        for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True):
+            groups_by_setting.setdefault(measured_run.comparison_group, []).append(
+                (estimated_seconds, measured_run.seconds)
+            )
         layout_choices = [
             layout_group
             for factor_name, layout_group in groups_by_setting.items()
@@ -326,7 +328,10 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
     linear_fit = LinearizedRuns(measured_runs)
     estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
-    log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
+    log_errors = [
+        math.log(estimated_seconds / run.seconds)
+        for run, estimated_seconds in zip(measured_runs, estimates, strict=True)
+    ]
     left_out_fit_errors = _left_out_errors(linear_fit)
     is_clearly_better = _is_clearly_better(log_errors, left_out_fit_errors)
     factors = fit_factors(linear_fit)

@@ -455,7 +455,7 @@ class TimeEstimator:
                 if self.stack.copies_weights_from:
                     yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
-            bytes_read_first = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            bytes_read_first = choose(self._is_vector_product(kernel), 0.0, weight_bytes)
             read_seconds = device.memory_seconds(weight_bytes - bytes_read_first + value_bytes)
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(bytes_read_first)
@@ -508,7 +508,7 @@ class TimeEstimator:
         tile_seconds = seconds_per_inner_element * kernel.k if kernel.launches[0] else 0.0
         return maximum(seconds / rate_share, tile_seconds)
 
-    def _is_vector(self, kernel: Kernel) -> Number:
+    def _is_vector_product(self, kernel: Kernel) -> Number:
         """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""
         return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
 
@@ -516,7 +516,7 @@ class TimeEstimator:
         """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
         if not self.stack.vector_kernels:
             return inf
-        return choose(self._is_vector(kernel), self.device.vector_rate, inf)
+        return choose(self._is_vector_product(kernel), self.device.vector_rate, inf)
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
@@ -596,11 +596,11 @@ class TimeEstimator:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        bits = self.formats.weight_bits
+        weight_bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
-            bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
-        return element_count * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
+            wide_format_bits = weight_bits if self.formats.product_format == QUANTIZED else max(16.0, weight_bits)
+            weight_bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
+        return element_count * weight_bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
         """Returns the share of the memory rate at which a pass reads the weights of experts."""
@@ -859,6 +859,8 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
     return prod((total_count - factor_index) / (factor_index + 1) for factor_index in range(selected_count))
 
 
-def time_pass(rank_work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
+def time_pass(
+    rank_work: RankWork, device: Device, software_stack: TimeStack, number_formats: NumberFormats
+) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, time_stack, formats, rank_work.rank_pass).timed_pass(rank_work)
+    return TimeEstimator(device, software_stack, number_formats, rank_work.rank_pass).timed_pass(rank_work)

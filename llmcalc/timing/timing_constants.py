@@ -272,9 +272,9 @@ class TimeStack(Record):
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
-        hidden = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
+        group_share = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
         is_exposed = process_group == "tp" and message_kind == "all_reduce" and not self.hides_all_reduces
-        return min(hidden, 0.0) if is_exposed else hidden
+        return min(group_share, 0.0) if is_exposed else group_share
 
 
 @cache

@@ -215,7 +215,7 @@ class ServedBatch:
         """
         step_budget = step_budget or StepBudget()
         current_time, finished_steps, context_token_sum = 0.0, 0, 0.0
-        reserved_tokens, next_request = 0, 0
+        reserved_tokens, next_request_index = 0, 0
         decoding_requests: list[tuple[int, int]] = []  # (step at which it ends, request)
         waiting_prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
@@ -226,10 +226,10 @@ class ServedBatch:
             mean_cached_tokens = context_token_sum / sequence_count if sequence_count else 0.0
             planned_seconds = self._planned_seconds(sequence_count, mean_cached_tokens)
             while (
-                next_request < len(requests)
-                and requests[next_request].arrival_seconds + planned_seconds <= current_time
+                next_request_index < len(requests)
+                and requests[next_request_index].arrival_seconds + planned_seconds <= current_time
             ):
-                traced_request = requests[next_request]
+                traced_request = requests[next_request_index]
                 request_tokens = traced_request.input_tokens + traced_request.output_tokens
                 if (
                     len(decoding_requests) + len(waiting_prompts) >= self.most_sequences
@@ -237,9 +237,9 @@ class ServedBatch:
                 ):
                     break
                 cached_tokens = min(int(cached_share * traced_request.input_tokens), traced_request.input_tokens - 1)
-                waiting_prompts.append([next_request, cached_tokens, traced_request.input_tokens - cached_tokens])
+                waiting_prompts.append([next_request_index, cached_tokens, traced_request.input_tokens - cached_tokens])
                 reserved_tokens += request_tokens
-                next_request += 1
+                next_request_index += 1
             if waiting_prompts:
                 decoding_count = sequence_count if self.mixes_prompts else 0
                 finished_prompts, prompt_tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
@@ -263,23 +263,25 @@ class ServedBatch:
                         end_times[request_index] = first_token_times[request_index]
                         reserved_tokens -= requests[request_index].input_tokens + 1
             elif sequence_count:
-                equal_steps = self._equal_step_count(
+                equal_step_count = self._equal_step_count(
                     requests,
-                    next_request,
+                    next_request_index,
                     current_time,
                     decoding_requests[0][0] - finished_steps,
                     sequence_count,
                     mean_cached_tokens,
                     reserved_tokens,
                 )
-                mean_context = mean_cached_tokens + equal_steps * self.step_seconds.tokens_per_step / 2
+                mean_context = mean_cached_tokens + equal_step_count * self.step_seconds.tokens_per_step / 2
                 current_time += (
-                    equal_steps * self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
+                    equal_step_count
+                    * self.seconds_scale
+                    * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
-                finished_steps += equal_steps
-                context_token_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
+                finished_steps += equal_step_count
+                context_token_sum += equal_step_count * sequence_count * self.step_seconds.tokens_per_step
             else:
-                current_time = max(current_time, requests[next_request].arrival_seconds)
+                current_time = max(current_time, requests[next_request_index].arrival_seconds)
             while decoding_requests and decoding_requests[0][0] <= finished_steps:
                 _, request_index = heapq.heappop(decoding_requests)
                 traced_request = requests[request_index]
@@ -331,24 +333,26 @@ class ServedBatch:
     def _equal_step_count(
         self,
         requests: Sequence[TracedRequest],
-        next_request: int,
-        time_now: float,
+        next_request_index: int,
+        current_time: float,
         most_steps: int,
         sequence_count: int,
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of steps until a sequence ends or a new request can start."""
-        if next_request == len(requests):
+        if next_request_index == len(requests):
             return most_steps
-        traced_request = requests[next_request]
+        traced_request = requests[next_request_index]
         if (
             sequence_count >= self.most_sequences
             or reserved_tokens + traced_request.input_tokens + traced_request.output_tokens > self.cache_tokens
         ):
             return most_steps
         step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        idle_seconds = traced_request.arrival_seconds + self._planned_seconds(sequence_count, cached_tokens) - time_now
+        idle_seconds = (
+            traced_request.arrival_seconds + self._planned_seconds(sequence_count, cached_tokens) - current_time
+        )
         return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 
 

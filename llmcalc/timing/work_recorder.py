@@ -105,10 +105,10 @@ class WorkRecorder(PlacementTracker):
         self.last_product: Step | None = None
         self.is_past_last_product: bool = False
         self.scopes: dict[int, ModuleScope] = {
-            id(module_scope.items): module_scope for module_scope in self._running_scopes(program.root)
+            id(module_scope.items): module_scope for module_scope in self._executed_scopes(program.root)
         }
         self.readers: dict[int, int] = {}
-        for operation in self._running_steps(program.root.items):
+        for operation in self._executed_steps(program.root.items):
             for recorded_value in (
                 operation.input_values if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
             ):
@@ -169,14 +169,14 @@ class WorkRecorder(PlacementTracker):
                 self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._items_of_chosen_branches(chosen_items.items)
 
-    def _running_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
+    def _executed_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield module_scope
         for scope_item in self._items_of_chosen_branches(module_scope.items):
             if isinstance(scope_item, ModuleScope):
-                yield from self._running_scopes(scope_item)
+                yield from self._executed_scopes(scope_item)
 
-    def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
+    def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
@@ -185,7 +185,7 @@ class WorkRecorder(PlacementTracker):
             ):
                 continue
             if isinstance(scope_item, ModuleScope):
-                yield from self._running_steps(scope_item.items)
+                yield from self._executed_steps(scope_item.items)
                 continue
             if scope_item.verb in IDENTITIES and scope_item.input_values:
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
@@ -238,7 +238,7 @@ class WorkRecorder(PlacementTracker):
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
         saving_steps = [
-            operation for operation in self._running_steps(scope_items) if operation.verb not in SAVES_NOTHING
+            operation for operation in self._executed_steps(scope_items) if operation.verb not in SAVES_NOTHING
         ]
         is_routed = any(operation.verb == "dispatch" for operation in saving_steps)
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
