@@ -77,7 +77,7 @@ class EngineCommand(Command):
                 other_ways={name: spelling for name, spelling in spellings.items() if spelling}
                 | dict(engine.alternatives_by_option),
             )
-            self._refuse_idle_short_flags(ctx, engine, args)
+            self._refuse_short_engine_flags(ctx, engine, args)
             args = remaining_arguments
             ctx.meta[VALUES] = flag_values
         try:
@@ -87,7 +87,7 @@ class EngineCommand(Command):
                 _require_readable_launch(args)
             raise
 
-    def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
+    def _refuse_short_engine_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
         """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
         from ..frameworks.engines.flags import flags_by_spelling
 
@@ -103,8 +103,8 @@ class EngineCommand(Command):
                 ):
                     continue
                 alternatives_text = "".join(
-                    f" or {min(flags_by_name[engine_name].names, key=len)}"
-                    for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
+                    f" or {min(flags_by_name[flag_name].names, key=len)}"
+                    for flag_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
                     f"{option_name}: is {engine_flag.names[0]} of {engine_record.title}, "

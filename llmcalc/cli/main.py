@@ -258,8 +258,8 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
-def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
-    """Returns the part of an error about a missing argument that says as which other one a word is read, if one is."""
+def _misread_argument_text(context: Any, missing_name: str) -> str:
+    """Returns the text of a missing-argument error that names the argument as which a typed word was read."""
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):
@@ -269,8 +269,8 @@ def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
     return ""
 
 
-def _accepted_in_place_of(extra_words: str, context: Any) -> str:
-    """Returns what a command takes in place of words beyond its arguments, for an error message."""
+def _expected_instead_text(extra_words: str, context: Any) -> str:
+    """Returns the end of an error about surplus words: the option or command that takes them."""
     from ..sources.hardware import UnknownAccelerator, find_hardware
 
     extra_word = extra_words.split(maxsplit=1)[0]
@@ -331,7 +331,7 @@ def _usage_message(usage_error: Any) -> str:
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             message = (
-                f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1], context)}"
+                f"'{extra_words[1]}': {context.command_path} takes {_expected_instead_text(extra_words[1], context)}"
             )
     if parameter is None:
         return f"{message}{help_hint}"
@@ -348,7 +348,7 @@ def _usage_message(usage_error: Any) -> str:
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
         if context is not None and parameter.param_type_name == "argument":
-            example = f"{_word_read_as_another_argument(context, parameter_name)}{example}"
+            example = f"{_misread_argument_text(context, parameter_name)}{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}{_example_commands(context, parameter)}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:

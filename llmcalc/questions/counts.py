@@ -395,8 +395,10 @@ class ExplainQuestion:
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 
-            training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
-            explanation = explain_activations(spec, self.node, formula_setting, training, self.include)
+            training_setting = TrainingSetting(
+                self.batch or 1, self.attn_implementation or "eager", self.recompute or "none"
+            )
+            explanation = explain_activations(spec, self.node, formula_setting, training_setting, self.include)
         else:
             explanation = explain(
                 spec if selected_rank is None else selected_rank.model,

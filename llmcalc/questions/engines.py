@@ -84,7 +84,7 @@ class EngineQuestion:
         accelerator = find_hardware(self.hardware)
         for engine_text in self.engines:
             engine, version = engine_and_version(engine_text)
-            hardware = _served_accelerator(engine, accelerator)
+            hardware = _supported_accelerator(engine, accelerator)
             engine_flags = self.flags(engine)
             receipt = self.receipt_of_engine(engine, version)
             if receipt is not None:
@@ -297,7 +297,7 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     engine, version = engine_and_version(engine_question.engines[0])
     engine_flags = engine_question.flags(engine)
-    user_count = users or _users_of_file(engine, engine_question, engine_flags)
+    user_count = users or _slots_of_file(engine, engine_question, engine_flags)
     if seq is not None and engine_question.launch is not None:
         _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
@@ -309,7 +309,7 @@ def ask_engine_fit(
         user_limit = None if has_typed_limit else engine_flags[limit_field]
     named_hardware = None
     if engine_question.hardware is not None:
-        named_hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
+        named_hardware = _supported_accelerator(engine, find_hardware(engine_question.hardware))
     receipt = engine_question.receipt_of_engine(engine, version)
 
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
@@ -361,7 +361,7 @@ def ask_engine_fit(
     return ReportedAnswer(engine_options, report, best_option.serves_all_users)
 
 
-def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
+def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
     """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
@@ -395,7 +395,7 @@ def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: d
         engine_flags.pop(length_field, None)
 
 
-def _served_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
+def _supported_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
     if not engine.runs_on(hardware):
         raise InputError(

@@ -338,11 +338,11 @@ def _compared_term(
     log_term: LogTerm, parsed_log: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device, or of the host."""
-    term_key = log_term.name, _device_name(log_term, computed_bytes)
+    term_key = log_term.name, _engine_device_name(log_term, computed_bytes)
     if term_key in computed_bytes:
         is_only_device = (
             sum(
-                (other_term.name, _device_name(other_term, computed_bytes)) == term_key
+                (other_term.name, _engine_device_name(other_term, computed_bytes)) == term_key
                 for other_term in parsed_log.terms
             )
             == 1
@@ -356,7 +356,7 @@ def _compared_term(
     return ComparedTerm(log_term)
 
 
-def _device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
+def _engine_device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
     """Returns the engine's name for a term's device: `CUDA0`, or `CPU` for host memory.
 
     A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.

@@ -175,7 +175,7 @@ def ask_plan(
 def _compared_plans(
     run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
-    """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
+    """Returns one-row plans, by time, of the other usual frameworks that shard weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of

@@ -146,9 +146,9 @@ class RunQuestion(RunOptions):
         run_question, usual_scheme = self, usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
         if usual_scheme is not None:
             run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
-        return run_question._in_context_of_tag()
+        return run_question._with_tag_context()
 
-    def _in_context_of_tag(self) -> RunQuestion:
+    def _with_tag_context(self) -> RunQuestion:
         """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
         from ..frameworks.engines.registry import engine
 
@@ -599,7 +599,7 @@ def in_words_of_file(
 
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
-    """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
+    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the same."""
     from ..frameworks.registry import framework_of
 
     layout = run_question.layout

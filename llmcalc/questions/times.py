@@ -459,7 +459,7 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
-    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss.
+    """Returns settings that slow each step and have no estimate: of a launch file, else the typed loss chunks.
 
     A program in a launch file has chunks of its own, with which its software was measured.
     """
@@ -541,7 +541,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
-    run_memory, context_notes = _in_context_of_server(
+    run_memory, context_notes = _with_server_context(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
@@ -657,7 +657,7 @@ def _with_usual_scheme(
     return run_memory.with_changes(quantize=scheme), (remark,)
 
 
-def _in_context_of_server(
+def _with_server_context(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a decoding run without `--seq` in the context that the engine gives it by default, and the note on it.

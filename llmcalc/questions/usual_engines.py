@@ -136,7 +136,7 @@ class UsualEngine:
         return None if bytes_by_device is None else max(bytes_by_device, default=0)
 
     def _bytes_by_device(self, users: int) -> list[int] | None:
-        """Returns the bytes of each device, as `device_bytes` has those of one."""
+        """Returns the bytes of each device, with the bytes in use before the engine starts; None if unknown."""
         if not self.record.shows_alternatives:
             return None
         try:
@@ -316,7 +316,7 @@ def gguf_replicas(
 def gguf_replica(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ReplicaFit | None:
-    """Returns the best replica of `gguf_replicas`; None where that is None."""
+    """Returns the best replica that `gguf_replicas` finds; None if it returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
@@ -325,7 +325,7 @@ def gguf_replica(
 def _engine_that_divides_layers(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> UsualEngine | None:
-    """Returns the engine of a GGUF file's weights whose layers alone are divided; None where `gguf_replicas` is."""
+    """Returns the engine of a GGUF file's weights if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:

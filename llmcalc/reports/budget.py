@@ -124,8 +124,8 @@ def _share_of_limit(budget_check: BudgetCheck) -> float | None:
     return float(budget_check.measured_value / checked_limit.value) if checked_limit.value else None
 
 
-def _int_or_float(json_value: Fraction) -> int | float:
-    return int(json_value) if json_value.denominator == 1 else float(json_value)
+def _int_or_float(fraction: Fraction) -> int | float:
+    return int(fraction) if fraction.denominator == 1 else float(fraction)
 
 
 def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def report(
             *assumptions,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             *_uncounted_towers_notes(cluster),
-            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
+            *_sharding_advice(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
             *notes_on_host,
@@ -195,7 +195,7 @@ def report(
 
 
 def _planned_framework_note(planned_framework: Framework | None) -> str:
-    """Writes a note on another framework that `fit`, `plan` and `time` take for the same options; empty without it."""
+    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it is another."""
     if planned_framework is None:
         return ""
     return (
@@ -214,9 +214,7 @@ def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFi
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _whole_replica_notes(
-    cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None
-) -> list[str]:
+def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None) -> list[str]:
     """Returns the advice to shard the model, if no device can hold a whole replica; otherwise no notes."""
     layout = cluster.layout
     is_divided = (

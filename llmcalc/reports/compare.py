@@ -204,7 +204,7 @@ def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
     return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if is_in_band else "")
 
 
-def _width_ratio(stack_shape: StackShape) -> str:
+def _width_ratio_text(stack_shape: StackShape) -> str:
     return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE}" if stack_shape.mixture_of_experts else "")
 
 
@@ -212,7 +212,7 @@ def _heads_text(shape: StackShape) -> str:
     return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
 
 
-def _kv_heads(stack_shape: StackShape) -> str:
+def _kv_heads_text(stack_shape: StackShape) -> str:
     heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
     if heads is None:
         return "–"
@@ -271,10 +271,10 @@ _SHAPE_LINES: tuple[Line, ...] = (
     ("layers L", _text_per_stack(lambda shape: str(shape.num_hidden_layers))),
     ("hidden size h", _text_per_stack(lambda shape: _integer_text(shape.hidden_size))),
     ("h / L", _text_per_stack(lambda shape: aspect_text(shape.aspect_ratio, shape.is_in_dense_band))),
-    ("d_ff / h", _text_per_stack(_width_ratio)),
+    ("d_ff / h", _text_per_stack(_width_ratio_text)),
     ("heads × head_dim", _text_per_stack(_heads_text)),
     ("heads·head_dim / h", _text_per_stack(lambda shape: _ratio_text(shape.head_ratio))),
-    ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
+    ("kv heads (/ heads)", _text_per_stack(_kv_heads_text)),
     ("vocabulary", lambda quantities: _integer_text(quantities.vocab_size)),
     ("  of parameters", lambda quantities: units.percent(quantities.vocabulary_share)),
 )
@@ -424,7 +424,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
                 f"{counts.shape.aspect_ratio:.0f}",
                 _ratio_text(counts.shape.feed_forward_ratio),
                 counts.kv_bytes_per_token,
-                _kv_heads(counts.shape),
+                _kv_heads_text(counts.shape),
                 counts.forward_flops_per_token,
             ][: len(table_columns)]
             + [cell_text(counts) for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())]

@@ -285,15 +285,15 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
 def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]) -> Report:
     """Returns the report after a function `change_text` is applied to every text."""
 
-    def changed_text_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+    def writer_of_changed_text(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda cell_value: change_text(format_value(cell_value))
 
-    def changed_cell(cell_value: Any) -> Any:
+    def change_cell(cell_value: Any) -> Any:
         if isinstance(cell_value, DisplayedValue):
-            return DisplayedValue(changed_cell(cell_value.value), change_text(cell_value.text))
+            return DisplayedValue(change_cell(cell_value.value), change_text(cell_value.text))
         return change_text(cell_value) if isinstance(cell_value, str) else cell_value
 
-    def note_with_changed_text(note: str) -> str:
+    def change_note(note: str) -> str:
         return LinkedNote(change_text(note)) if isinstance(note, LinkedNote) else change_text(note)
 
     tables = [
@@ -301,12 +301,12 @@ def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]
             title=change_text(table.title),
             answer=change_text(table.answer),
             subtitle=change_text(table.subtitle),
-            notes=[note_with_changed_text(note) for note in table.notes],
+            notes=[change_note(note) for note in table.notes],
             columns=[
-                column._replace(title=change_text(column.title), write=changed_text_writer(column.write))
+                column._replace(title=change_text(column.title), write=writer_of_changed_text(column.write))
                 for column in table.columns
             ],
-            rows=[row._replace(cells=[changed_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
+            rows=[row._replace(cells=[change_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
             target=printable(table.target),  # as the user typed it, in any encoding
         )
         for table in report.tables

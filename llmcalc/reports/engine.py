@@ -286,7 +286,7 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
 
 
 def _host_layer_notes(engine_use: EngineUse, engine_options: Sequence[EngineOption]) -> list[str]:
-    """Returns a note on the memory of the host that placements on the named accelerator take for its layers."""
+    """Returns a note on the host memory of the layers that do not fit on the named accelerator."""
     placement_texts = [
         f"{units.GIB.write(int(engine_option.memory.host['ram_bytes']))} {units.GIB.name}"
         + (f" with {flags_text}" if (flags_text := _flags_text(engine_use, engine_option.flags)) else "")

@@ -92,15 +92,15 @@ def report(
 
 
 def _setting_text(explanation: Explanation) -> dict[str, Any]:
-    formula_setting, training = explanation.formulas.setting, explanation.training
-    if training is None:
+    formula_setting, training_setting = explanation.formulas.setting, explanation.training
+    if training_setting is None:
         return {"keys": formula_setting.seq, "pairs": formula_setting.pairs, "dtype": formula_setting.dtype}
     return {
-        "batch": training.batch,
+        "batch": training_setting.batch,
         "seq": formula_setting.seq,
-        "dtype": training.dtype,
-        "attn_implementation": training.attention,
-        "recompute": training.recompute,
+        "dtype": training_setting.dtype,
+        "attn_implementation": training_setting.attention,
+        "recompute": training_setting.recompute,
     }
 
 
@@ -477,13 +477,14 @@ def _missing_sympy_notes(explanation: Explanation) -> list[str]:
 
 def _training_notes(explanation: Explanation) -> list[str]:
     """Returns notes about activations and the training settings under which they are counted."""
-    training = explanation.training
-    if training is None:
+    training_setting = explanation.training
+    if training_setting is None:
         return []
-    recompute_text = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    recompute_text = "" if training_setting.recompute == "none" else f"; --recompute {training_setting.recompute}"
     return [
         *explanation.notes,
-        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recompute_text}",
+        f"activations kept for the backward pass, in {training_setting.dtype}; "
+        f"attention: {training_setting.attention}{recompute_text}",
         "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
         "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
     ]

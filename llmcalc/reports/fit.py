@@ -161,7 +161,7 @@ def report(
         table_rows,
         [
             *(() if fit_answer.decoding else engine_notes),
-            *_split_notes(fit_answer, options),
+            *_layer_split_notes(fit_answer, options),
             *_search_notes(fit_answer),
         ],
     )
@@ -445,7 +445,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
-def _split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
+def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
     """Returns the note that the engine fits on no number of accelerators among which it divides layers."""
     hardware = fit_answer.fit.hardware
     has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)

@@ -79,7 +79,7 @@ def report(
     ]
     if not table_rows and ranked_layouts.nearest_candidate is not None:
         table_rows = [_layout_row(plan, ranked_layouts.nearest_candidate)]
-    layout_position = None if requested_sizes is None else _order_position(plan, requested_sizes)
+    order_position = None if requested_sizes is None else _order_position(plan, requested_sizes)
     notes = without_repetitions(
         [
             *_comparison_notes(plan),
@@ -90,7 +90,7 @@ def report(
             *_nccl_headroom_notes(plan),
             *_exchange_notes(plan),
             *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
-            *([] if layout_position is None else [_order_position_text(layout_position)]),
+            *([] if order_position is None else [_order_position_text(order_position)]),
             f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
             f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
             f"cost, take about {_usual_step_tokens_text(plan.devices)}: "
@@ -119,7 +119,7 @@ def report(
                 is_optional=bool(ranked_layouts.feasible),
             )
         )
-    json_document = _plan_data(preset, plan) | ({} if layout_position is None else {"where": layout_position})
+    json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
     deferred_values = {
         "unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in ranked_layouts.unreplayed]
     }
@@ -153,11 +153,11 @@ def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dic
     }
 
 
-def _order_position_text(layout_position: dict[str, Any]) -> str:
-    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in layout_position["layout"].items())
-    if layout_position["place"] is None:
-        return f"{layout}: is not among the {layout_position['of']:,} layouts whose tensors may fit"
-    return f"{layout}: place {layout_position['place']:,} of {layout_position['of']:,}"
+def _order_position_text(order_position: dict[str, Any]) -> str:
+    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
+    if order_position["place"] is None:
+        return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
+    return f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
 
 
 def _answer_text(plan: LayoutPlan) -> str:
@@ -180,7 +180,7 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note for each framework whose layouts are not listed: the time of its fastest, or that none fits."""
+    """Returns a note per framework whose layouts are not listed: its fastest layout's seconds, or that none fits."""
     notes = []
     for compared_plan in plan.compared_plans:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
@@ -291,7 +291,7 @@ def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
 
 
 def _exchange_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note if the first layout takes another time by the framework's other exchange of experts' tokens."""
+    """Returns a note if the framework's other exchange of experts' tokens changes the first layout's seconds."""
     first_plan, first_candidate = plan.first_row
     if (
         first_candidate is None

@@ -206,7 +206,7 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, load_point = servers.servers[server_index], servers.points[server_index]
         is_within_limits = servers.limit_verdicts[server_index]
         shown_point = load_point or servers.curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
@@ -222,14 +222,14 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     return table_rows
 
 
-def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
+def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
     load_point = servers.points[server_index]
-    order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(load_point)
+    order_key = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
     return not is_chosen, not servers.limit_verdicts[server_index], order_key, server_index
 
 
-def _rate_of_device(load_point: LoadPoint | None) -> float:
+def _rate_per_device(load_point: LoadPoint | None) -> float:
     """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
     return 0.0 if load_point is None else round_to_digits(load_point.tokens_per_second_per_device)
 
@@ -238,7 +238,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
         seconds = [
             DisplayedValue(seconds_range.estimate, _range_cell(seconds_range))

@@ -409,7 +409,7 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
 
 
 def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
-    """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
+    """Returns a note on a run that does not fit in the typed layout, or whose layout was chosen so that it fits."""
     resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"

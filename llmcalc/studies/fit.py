@@ -436,7 +436,7 @@ def changes_with_more_devices(
 def shorter_narrow_runs(
     model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
 ) -> list[SettingChange]:
-    """Returns the narrowest weights of one accelerator's changes with the longest sequences that fit beside them.
+    """Returns the change to the narrowest weights, together with the longest sequences that then fit.
 
     It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
     """
@@ -457,13 +457,13 @@ def shorter_narrow_runs(
     if fit_with_engine(narrow_run, hardware) is None:
         longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
     else:
-        longest_seq = _longest_with_engine(narrow_run, hardware, fit_with_engine)
+        longest_seq = _longest_seq_with_engine(narrow_run, hardware, fit_with_engine)
     if not LEAST_PART_OF_SEQUENCE * seq <= longest_seq < seq:
         return []
     return _evaluate_changes(model_memory, current_fit, [], fit_with_engine, [{**narrow_change, "seq": longest_seq}])
 
 
-def _longest_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
+def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
     """Returns the longest sequences, up to those of the run, that fit beside an engine's buffers; 0 if none do."""
 
     def needed_bytes(seq: int) -> int:

@@ -95,15 +95,15 @@ def fit_devices(
     assert layout_request.devices is not None
     work_budget = search_budget()
 
-    def question_of(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
+    def question_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
         framework_record = framework(framework_request.framework or WITHOUT_A_NAME)
         return DevicesQuestion(
             LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, work_budget
         )
 
-    devices_question = question_of(model_memory, layout_request)
+    devices_question = question_under_framework(model_memory, layout_request)
     if run_on_several is not None:
-        devices_question = replace(devices_question, several_devices_question=question_of(*run_on_several))
+        devices_question = replace(devices_question, several_devices_question=question_under_framework(*run_on_several))
     plan = devices_question.plan_devices(layout_request.devices)
     if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
         raise incomplete_search_error(plan)

@@ -124,10 +124,10 @@ class LayoutReplays:
             return
         for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
-                self._begun[layout_run] = self._task(
+                self._begun[layout_run] = self._replay_task(
                     layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
-        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in layout_runs)
+        self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank.
@@ -136,7 +136,7 @@ class LayoutReplays:
         Raises `InputError` for a run that cannot be replayed.
         """
         layout_run = LayoutRun(layout, micro_batches, recompute)
-        replay_task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
+        replay_task = self._replay_task(layout_run, byte_limit, has_no_limit=byte_limit is None)
         running_task = self._begun.pop(layout_run, None)
         if running_task is not None and running_task.first_stage == replay_task.first_stage:
             running_limit = running_task.byte_limit
@@ -152,7 +152,7 @@ class LayoutReplays:
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 
-    def _task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
+    def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
         work_limit = self._budget.units_left if has_no_limit else None
         if layout_run.layout.pp == 1:
@@ -167,7 +167,7 @@ class LayoutReplays:
         return replay_layout(model_memory, self._framework, self._version, task)
 
 
-def _sizes_of_passes(layout_run: LayoutRun) -> tuple[object, ...]:
+def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:
     """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
     layout = layout_run.layout
     return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

@@ -380,7 +380,7 @@ def plan_of(
             replays.bytes,
             framework_record.estimate_errors,
             None if layout_times is None else step_seconds,
-            _recomputations(model_memory, framework_record)
+            _recompute_modes(model_memory, framework_record)
             if may_recompute and layout_times is not None
             else (AS_CONFIGURED,),
             least_bytes,
@@ -431,7 +431,7 @@ def incomplete_search_error(plan: LayoutPlan) -> InputError:
     )
 
 
-def _recomputations(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
+def _recompute_modes(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
@@ -534,7 +534,7 @@ class LayoutOrder:
         """
         layout_search = self.layout_search
         ranked_layouts = RankedLayouts(layout_search.tried_count)
-        tried_candidates = self._candidates_of(layout_search.possible_layouts)
+        tried_candidates = self._candidates_of_layouts(layout_search.possible_layouts)
         too_large_layouts = [
             layout_and_micro_batches
             for layout_and_micro_batches, candidate in zip(
@@ -552,7 +552,7 @@ class LayoutOrder:
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
             too_large_layouts = []
-            ranked_layouts.nearest_candidate = self._smallest_replay(unfit_candidates)
+            ranked_layouts.nearest_candidate = self._smallest_replayed_candidate(unfit_candidates)
         ranked_layouts.ended_early |= UNTRIED in layout_search.refusal_counts
         return self._with_refusals(ranked_layouts, len(unfit_candidates) + len(too_large_layouts))
 
@@ -704,7 +704,7 @@ class LayoutOrder:
         )
         return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, is_replayed=True)
 
-    def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+    def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
@@ -849,7 +849,7 @@ class LayoutOrder:
 
         return sorted(unfit_candidates, key=candidate_key)
 
-    def _smallest_replay(self, unfit_candidates: list[Candidate]) -> Candidate | None:
+    def _smallest_replayed_candidate(self, unfit_candidates: list[Candidate]) -> Candidate | None:
         """Returns the non-fitting layout with the least replayed memory; None if all fit.
 
         It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout

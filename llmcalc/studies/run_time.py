@@ -133,7 +133,7 @@ CUDNN_CAPABILITIES = "9.", "10."
 """Beginnings of the compute capabilities on which torch prefers cuDNN's attention."""
 
 
-def _with_class_attention(
+def _with_attention_of_run(
     software_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
 ) -> TimeStack:
     """Returns a software stack with the stated attention implementation, by default the one of transformers.
@@ -161,7 +161,7 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
-        software_stack = _with_class_attention(
+        software_stack = _with_attention_of_run(
             time_settings.supporting_stack("training"), model_memory, hardware, time_settings.calls_torch_attention
         )
         software_stack = with_gradient_buffers(software_stack, _gradient_buffer_bytes(model_memory))
@@ -570,7 +570,7 @@ def time_inference(
             spec, device, software_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
         )
 
-    software_stack = _with_class_attention(supporting_stack, model_memory, hardware)
+    software_stack = _with_attention_of_run(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, software_stack)
     timed_operations = tuple(
         (float(operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index)), operation)

@@ -154,12 +154,12 @@ class Server:
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
-        return self._as_requests_arrive(self._spread_latencies(concurrency))
+        return self._load_as_requests_arrive(self._spread_latencies(concurrency))
 
     def _spread_latencies(self, concurrency: float) -> LoadLatencies:
         return (self.replica if self.group is None else self.group).latencies(concurrency)
 
-    def _as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
+    def _load_as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
         return spread_load.in_waves if self.arrives_in_waves else spread_load
 
     @property
@@ -209,8 +209,8 @@ class Server:
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
-        """Returns the point of a concurrency with the load of one replica, of which arrivals are spread."""
-        load = self._as_requests_arrive(spread_load)
+        """Returns the load point of a server from one replica's latencies with spread arrivals."""
+        load = self._load_as_requests_arrive(spread_load)
         tokens_per_second = self.replicas * load.output_tokens_per_second
         cost_per_million = (
             None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / tokens_per_second * 1e6
@@ -219,7 +219,7 @@ class Server:
         return LoadPoint(concurrency, self.devices, load, spread_load, self.replicas, ttft, tpot, cost_per_million)
 
     def _ttft_range(self, load: LoadLatencies) -> TimeRange:
-        """Returns the range of a load's TTFT, from that of spread arrivals to that of a burst.
+        """Returns the range of a load's TTFT: the low end with spread arrivals, the high end in a burst.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
@@ -227,7 +227,7 @@ class Server:
         ttft = self.time_range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
         if load.concurrency > 1:
             ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
-        return replace(ttft, estimate=self._as_requests_arrive(load).ttft)
+        return replace(ttft, estimate=self._load_as_requests_arrive(load).ttft)
 
     @cached_property
     def _lowest_ttft(self) -> Number:

@@ -85,7 +85,7 @@ class SizesRequest:
         tried_sizes = self._layouts_by_devices(
             [
                 candidate_sizes
-                for candidate_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
+                for candidate_sizes in _replica_layouts(STAGES, ATTENTION_RANKS, experts)
                 if candidate_sizes.devices <= most_devices
             ],
             self.devices,
@@ -93,7 +93,7 @@ class SizesRequest:
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_layouts_of(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
         further_sizes.difference_update(tried_sizes)
         for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
@@ -116,7 +116,9 @@ class SizesRequest:
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
-def _layouts_of(stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
+def _replica_layouts(
+    stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int
+) -> Iterator[LayoutSizes]:
     """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
     experts: per layer; 0 for a dense model.
@@ -252,13 +254,15 @@ class ServeStudy:
         """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
         for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
             has_fitting_server = False
-            for server in self._replicas_of(sizes_to_try, rejection_counts):
+            for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
                 has_fitting_server = True
                 yield server
             if has_fitting_server:
                 return
 
-    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
+    def _replicas_of_layouts(
+        self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
+    ) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         refusal_reason = no_pipeline_reason(self.preset.model)

@@ -510,15 +510,17 @@ def search_shapes(
     """
     costs_by_shape: dict[tuple[int, int], int] = {}
 
-    def cost(hidden_size: int, depth: int) -> int:
+    def cost_of_size(hidden_size: int, depth: int) -> int:
         if (hidden_size, depth) not in costs_by_shape:
             costs_by_shape[hidden_size, depth] = budget.cost_of(model_family.scaled_to(hidden_size, depth))
         return costs_by_shape[hidden_size, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
     for hidden_size in _spaced_widths(allowed_widths(model_family, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, hidden_size), budget.value, *_depth_range(model_family, hidden_size))
-        if abs(cost(hidden_size, depth) - budget.value) <= exact_tolerance * budget.value:
+        depth = nearest_depth(
+            partial(cost_of_size, hidden_size), budget.value, *_depth_range(model_family, hidden_size)
+        )
+        if abs(cost_of_size(hidden_size, depth) - budget.value) <= exact_tolerance * budget.value:
             shape_sizes.append((hidden_size, depth))
     return shape_sizes, len(costs_by_shape)
 

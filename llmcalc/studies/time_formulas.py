@@ -228,7 +228,7 @@ def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
 
 
-def _memory_figure(time_estimator: TimeEstimator, kernel: Kernel) -> str:
+def _memory_figure_name(time_estimator: TimeEstimator, kernel: Kernel) -> str:
     """Returns the name of the generation's figure behind a kernel's memory traffic."""
     if _reads_cache(time_estimator, kernel):
         return "cache"
@@ -246,7 +246,7 @@ def _formula_source(
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
-        *([_memory_figure(time_estimator, kernel)] if memory_term else []),
+        *([_memory_figure_name(time_estimator, kernel)] if memory_term else []),
         *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait_term else []),
     ]
     sources = [

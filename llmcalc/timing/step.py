@@ -217,7 +217,7 @@ def layer_costs(timed_pass: TimedPass, software_stack: TimeStack, step_plan: Ste
     )
     recomputed_modules = step_plan.recomputes_attention, step_plan.recomputed_nodes
     if any(recomputed_modules):
-        check_node_names(step_plan.recomputed_nodes, _modules_of_layers(timed_pass))
+        check_node_names(step_plan.recomputed_nodes, _layer_module_paths(timed_pass))
         both_pass_seconds = [
             both_pass_seconds[kind_index] + timed_pass.recomputed_seconds(kind_index, *recomputed_modules)
             for kind_index in kind_indices
@@ -239,7 +239,7 @@ def layer_costs(timed_pass: TimedPass, software_stack: TimeStack, step_plan: Ste
     )
 
 
-def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
+def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
         module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []

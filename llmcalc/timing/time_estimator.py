@@ -439,12 +439,12 @@ class TimeEstimator:
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
                 / self.product_rate(dtype)
-                / self._share_of_experts(kernel, dtype)
-                * self._padded_rows(kernel, dtype)
+                / self._expert_rate_share(kernel, dtype)
+                * self._row_padding_ratio(kernel, dtype)
                 * self._expert_load_imbalance(kernel)
             )
-            compute_seconds = self._with_block_scales(kernel, compute_seconds)
-            weight *= self._prompt_passes(kernel)
+            compute_seconds = self._block_scaled_seconds(kernel, compute_seconds)
+            weight *= self._prompt_pass_count(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
             copied_bytes = self._copied_bytes(kernel, dtype, weight)
@@ -491,10 +491,10 @@ class TimeEstimator:
             )
             moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
+                kernel, True, backward_seconds, self._gradient_bytes_per_weight(bytes_per_element) * weight, moved_bytes
             )
 
-    def _with_block_scales(self, kernel: Kernel, seconds: Number) -> Number:
+    def _block_scaled_seconds(self, kernel: Kernel, seconds: Number) -> Number:
         """Returns the compute seconds of a product whose weights may have a scale for each block.
 
         Where the library has no tuned kernel for its sizes, one tile sums over the whole inner axis, block by block.
@@ -532,7 +532,7 @@ class TimeEstimator:
         else:
             yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
 
-    def _gradient_bytes(self, bytes_per_element: float) -> float:
+    def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
         return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
@@ -547,13 +547,13 @@ class TimeEstimator:
         is_down_projection = kernel.path.endswith("down_proj")
         return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
-    def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
+    def _expert_rate_share(self, kernel: Kernel, dtype: str) -> float:
         """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
-    def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
+    def _row_padding_ratio(self, kernel: Kernel, dtype: str) -> Number:
         """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
@@ -570,7 +570,7 @@ class TimeEstimator:
             return 0.0
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
-    def _prompt_passes(self, kernel: Kernel) -> Number:
+    def _prompt_pass_count(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""
         most_tokens = self.stack.prompt_batch
         if not most_tokens or self.rank_pass.phase == "decode":
@@ -614,7 +614,7 @@ class TimeEstimator:
         it is that of the rank with most of them, for which all others wait.
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
+        tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
         read_probability = 1 - (1 - kernel.selection_chance) ** tokens
         mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):

@@ -104,9 +104,9 @@ def _tested_classes() -> _TestedClasses:
     return _TestedClasses(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def round_to_digits(value: Number) -> float:
+def round_to_digits(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{number:.{DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):

@@ -106,7 +106,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
 
 
 def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns figures over those of their base; what is a table in both (`TABLES`) is merged."""
+    """Returns the figures with those that the base alone has; nested tables (`TABLES`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLES
@@ -296,14 +296,14 @@ MOST_SETTINGS = 3
 """Most settings in a combined name of a stack."""
 
 
-def _base_software(stack_name: str) -> str:
-    """Returns the name of the stack from which a stack has its figures, through all stacks between."""
+def _base_stack_name(stack_name: str) -> str:
+    """Returns the name of the last stack in the chain of `like` fields, from which a stack inherits its figures."""
     base_name = _read_tables("stacks.toml")[stack_name].get("like")
-    return _base_software(base_name) if base_name else stack_name
+    return _base_stack_name(base_name) if base_name else stack_name
 
 
 def _can_combine(first_name: str, setting_names: list[str]) -> bool:
-    """Whether settings are different ones of the first stack's software and phase, and at most one is an exchange."""
+    """Whether distinct settings belong to the first stack's software and phase, and at most one is an exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     names = [first_name, *setting_names]
     if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
@@ -314,7 +314,7 @@ def _can_combine(first_name: str, setting_names: list[str]) -> bool:
     return len(exchange_names) <= 1 and all(
         stacks[name].combines
         and stacks[name].phase == stacks[first_name].phase
-        and _base_software(name) == _base_software(first_name)
+        and _base_stack_name(name) == _base_stack_name(first_name)
         for name in setting_names
     )
 

@@ -131,7 +131,7 @@ class StepSeconds:
             prompt_length = max(1, round(prompt_tokens / prompt_count))
             return replica.prompt_pass(prompt_count, prompt_length, earlier_tokens)
 
-        def added_launches(prompt_tokens: int, earlier_tokens: int) -> float:
+        def exact_launch_seconds(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_pass = time_prompt(prompt_tokens, earlier_tokens)
             return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
@@ -145,7 +145,7 @@ class StepSeconds:
             replica.tokens_per_step,
             replica.tokens_of_sequence,
             replica.graph_tokens,
-            _tabulated_seconds(added_launches, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
+            _tabulated_seconds(exact_launch_seconds, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
         )
 
 
@@ -224,7 +224,7 @@ class ServedBatch:
             step_budget.spend_step()
             sequence_count = len(decoding_requests)
             mean_cached_tokens = context_token_sum / sequence_count if sequence_count else 0.0
-            planned_seconds = self._planned_seconds(sequence_count, mean_cached_tokens)
+            planned_seconds = self._scheduled_seconds(sequence_count, mean_cached_tokens)
             while (
                 next_request_index < len(requests)
                 and requests[next_request_index].arrival_seconds + planned_seconds <= current_time
@@ -303,7 +303,7 @@ class ServedBatch:
             for i, traced_request in enumerate(requests)
         ]
 
-    def _planned_seconds(self, sequence_count: int, cached_tokens: float) -> float:
+    def _scheduled_seconds(self, sequence_count: int, cached_tokens: float) -> float:
         """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
         if not self.steps_ahead or not sequence_count:
             return 0.0
@@ -351,7 +351,7 @@ class ServedBatch:
             return most_steps
         step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
         idle_seconds = (
-            traced_request.arrival_seconds + self._planned_seconds(sequence_count, cached_tokens) - current_time
+            traced_request.arrival_seconds + self._scheduled_seconds(sequence_count, cached_tokens) - current_time
         )
         return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 

@@ -191,19 +191,19 @@ class WorkRecorder(PlacementTracker):
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
-    def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _record_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
         scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
         if scope_attributes.get("kind") == "layer":
-            self._run_layer(scope_attributes, scope_items, module_path, repeat_count)
+            self._record_layer(scope_attributes, scope_items, module_path, repeat_count)
         else:
-            self._run_scope(scope_items, module_path, repeat_count)
+            self._record_scope(scope_items, module_path, repeat_count)
         self.shares_parameters = shares_parameters
 
-    def _run_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _record_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         chosen_items = list(self._items_of_chosen_branches(scope_items))
-        super()._run_items(chosen_items, module_path, repeat_count)
+        super()._record_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
                 "",
@@ -216,7 +216,7 @@ class WorkRecorder(PlacementTracker):
                 )
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
-    def _run_layer(
+    def _record_layer(
         self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
@@ -227,7 +227,7 @@ class WorkRecorder(PlacementTracker):
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self.last_product, self.is_past_last_product = self._last_product(scope_items), False
-        self._run_scope(scope_items, module_path, repeats)
+        self._record_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
         self.last_product, self.is_past_last_product = None, False
         self.layer, self.layers = AFTER, 1
@@ -244,12 +244,12 @@ class WorkRecorder(PlacementTracker):
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
         return saving_steps[-1] if ends_in_product and self.rank_pass.adapters is None else None
 
-    def _run_step(self, operation: Step) -> None:
+    def _record_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
         if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
             self.placements[id(operation.output_values[0].storage)] = "partial"
         else:
-            super()._run_step(operation)
+            super()._record_step(operation)
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
             # each rank has the sums of its own experts
             self.placements[id(operation.output_values[0].storage)] = "partial"
@@ -265,7 +265,7 @@ class WorkRecorder(PlacementTracker):
             ):
                 self._record_elementwise_group()
                 self._add_kernel(
-                    "elementwise", "dropout", moved_elements=(2 * self._elements(operation.output_values[0]),) * 2
+                    "elementwise", "dropout", moved_elements=(2 * self._element_count(operation.output_values[0]),) * 2
                 )
             return
         lowering_method = getattr(self, f"_lower_{operation.verb}", None)
@@ -424,7 +424,7 @@ class WorkRecorder(PlacementTracker):
             return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
         return rank_share(row_count, self.layout.tp) if self.placement(recorded_value) == "rows" else row_count
 
-    def _elements(self, recorded_value: Value) -> Number:
+    def _element_count(self, recorded_value: Value) -> Number:
         moves_every_row = self.rank_pass.moves_all_rows and isinstance(recorded_value.rows, RoutedRows)
         return self._rows_on_rank(recorded_value) * recorded_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
@@ -505,15 +505,15 @@ class WorkRecorder(PlacementTracker):
 
     def _add_adapter(self, adapter_rank: int, row_count: Number, input_width: Number, output_width: Number) -> None:
         """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
-        for outputs_of_product, inputs_of_product in ((adapter_rank, input_width), (output_width, adapter_rank)):
-            flops = 2 * row_count * outputs_of_product * inputs_of_product
+        for output_size, input_size in ((adapter_rank, input_width), (output_width, adapter_rank)):
+            flops = 2 * row_count * output_size * input_size
             self._add_kernel(
                 "product",
                 "adapter",
                 m=row_count,
-                n=outputs_of_product,
-                k=inputs_of_product,
-                weight_elements=outputs_of_product * inputs_of_product,
+                n=output_size,
+                k=input_size,
+                weight_elements=output_size * input_size,
                 flops=(flops, 2 * flops),
             )
         self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
@@ -643,7 +643,7 @@ class WorkRecorder(PlacementTracker):
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fuses_elementwise and op.v_dim == op.qk_dim
         moved_elements = sum(
-            self._elements(recorded_value)
+            self._element_count(recorded_value)
             for recorded_value in operation.input_values
             if recorded_value.rows is op.rows
         )
@@ -671,11 +671,11 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_table(self, operation: Step) -> None:
         if operation.output_values:
-            moved_elements = 2 * self._elements(operation.output_values[0])
+            moved_elements = 2 * self._element_count(operation.output_values[0])
             self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, operation: Step) -> None:
-        moved_elements = ROW_COPIES * self._elements(
+        moved_elements = ROW_COPIES * self._element_count(
             operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
         )
         self._add_kernel(
@@ -694,7 +694,8 @@ class WorkRecorder(PlacementTracker):
         op = operation.op
         assert op is not None
         moved_elements = sum(
-            self._elements(recorded_value) for recorded_value in (*operation.input_values, *operation.output_values)
+            self._element_count(recorded_value)
+            for recorded_value in (*operation.input_values, *operation.output_values)
         )
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
@@ -744,8 +745,8 @@ class WorkRecorder(PlacementTracker):
                 storage_key = id(self._storage_owner(recorded_value))
                 if self.readers.get(storage_key, 0) > reads_in_group.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
-        read_elements = sum(map(self._elements, read_values.values()))
-        moved_elements = read_elements + sum(map(self._elements, written_values.values()))
+        read_elements = sum(map(self._element_count, read_values.values()))
+        moved_elements = read_elements + sum(map(self._element_count, written_values.values()))
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
         module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
