@@ -191,7 +191,7 @@ class WorkRecorder(PlacementTracker):
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
-    def _record_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
         scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
@@ -203,7 +203,7 @@ class WorkRecorder(PlacementTracker):
 
     def _record_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         chosen_items = list(self._items_of_chosen_branches(scope_items))
-        super()._record_items(chosen_items, module_path, repeat_count)
+        super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
                 "",
@@ -244,12 +244,12 @@ class WorkRecorder(PlacementTracker):
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
         return saving_steps[-1] if ends_in_product and self.rank_pass.adapters is None else None
 
-    def _record_step(self, operation: Step) -> None:
+    def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
         if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
             self.placements[id(operation.output_values[0].storage)] = "partial"
         else:
-            super()._record_step(operation)
+            super()._run_step(operation)
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
             # each rank has the sums of its own experts
             self.placements[id(operation.output_values[0].storage)] = "partial"
