@@ -182,11 +182,11 @@ def _serving_cost(
             nic=options.nic,
         ),
     )
-    server_search = server_study.find_servers()
-    if server_search.chosen is None:
-        refusal_text = ", ".join(server_search.rejection_counts)
+    studied_servers = server_study.find_servers()
+    if studied_servers.chosen is None:
+        refusal_text = ", ".join(studied_servers.rejection_counts)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_text}")
-    load_point = server_search.chosen.point
+    load_point = studied_servers.chosen.point
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
         return _serving_cost(run_question, limited_options, watts, hourly_price)
@@ -196,7 +196,7 @@ def _serving_cost(
         watts,
         hourly_price,
     )
-    chosen_server = server_search.servers[server_search.chosen.index]
+    chosen_server = studied_servers.servers[studied_servers.chosen.index]
     return RunCost(
         cost,
         requests=options.requests,

@@ -73,8 +73,8 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
         layout_answer = next(iter(answers_with_tight_fit), layout_answer)
     if layout_answer.fit.verdict == "no":
         plan = layout_answer.layout_plan
-        sentences = untried_frameworks(many_devices_run, plan.framework.name)
-        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_frameworks=sentences))
+        untried_sentences = untried_frameworks(many_devices_run, plan.framework.name)
+        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_frameworks=untried_sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )

@@ -179,8 +179,8 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         if preset is not None and hardware is not None:
             version, engine_memory, suggested_flag = _engine_memory_of_log(logged_run, preset, hardware)
         elif preset is not None:
-            run_without_notes = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
-            _, engine_memory, _ = _engine_memory_of_log(run_without_notes, preset, ANY_DEVICE, uses_logged_cache=True)
+            run_on_any_device = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
+            _, engine_memory, _ = _engine_memory_of_log(run_on_any_device, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
         computed_bytes = _computed_bytes_of_engine(logged_run, engine_memory, hardware)
     compared_terms = tuple(_compared_term(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms)

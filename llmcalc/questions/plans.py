@@ -48,16 +48,16 @@ def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[
 
     framework_name: the framework of the plan.
     """
-    sentences: list[str] = []
+    untried_sentences: list[str] = []
     for framework_record, refusal_error in run_question.frameworks_for_plans():
         if framework_record.name == framework_name:
             break
         if refusal_error is not None and framework_record.layout_rules.divides_weights:
             reason = str(refusal_error).partition(", or whole replicas")[0]
-            sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
+            untried_sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
         elif refusal_error is not None:
-            sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
-    return tuple(sentences)
+            untried_sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
+    return tuple(untried_sentences)
 
 
 Answer = TypeVar("Answer")

@@ -52,10 +52,10 @@ def ask_serve(
         device = calibration.factors.device(server_study.device)
         software_stack = calibration.factors.stack(server_study.stack)
         server_study = replace(server_study, device=device, stack=software_stack)
-    server_search = server_study.find_servers()
-    has_chosen_server = server_search.chosen is not None
+    studied_servers = server_study.find_servers()
+    has_chosen_server = studied_servers.chosen is not None
     return ReportedAnswer(
-        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_chosen_server
+        studied_servers, lambda: with_calibration(report(server_study, studied_servers), calibration), has_chosen_server
     )
 
 

@@ -424,7 +424,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
 
     launched_run = run_question.launch
     file_settings = None if launched_run is None else launched_run.own_settings
-    has_format = framework_record.product_format is not None and file_settings is not None
+    has_format_reader = framework_record.product_format is not None and file_settings is not None
     has_known_layout = run_question.layout.has_all_sizes or run_question.layout.devices in (None, 1)
     exchanges_tokens = run_question.preset.model.has_experts and not (
         has_known_layout and run_question.layout.ep in (None, 1)
@@ -442,7 +442,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         options.overlap,
         options.nic,
         framework_record.product_format(file_settings)
-        if has_format and framework_record.product_format is not None
+        if has_format_reader and framework_record.product_format is not None
         else "",
         options.factors or UNCHANGED,
         None
@@ -467,7 +467,9 @@ def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
     if launched_run is None:
         return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     slow_variables = [
-        f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
+        f"{variable_name}={variable_value}"
+        for variable_name, variable_value in SLOW_VARIABLES.items()
+        if launched_run.env.get(variable_name) == variable_value
     ]
     is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
     return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))

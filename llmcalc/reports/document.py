@@ -204,10 +204,10 @@ class Report(NamedTuple):
         ]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
-            names_text = "expected no --table, since the answer is one table"
+            expected_text = "expected no --table, since the answer is one table"
             if table_names:
-                names_text = f"expected one of {', '.join(table_names)}"
-            raise InputError(f"--table: there is no table '{table_or_list}'; {names_text}")
+                expected_text = f"expected one of {', '.join(table_names)}"
+            raise InputError(f"--table: there is no table '{table_or_list}'; {expected_text}")
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:

@@ -297,8 +297,8 @@ def _component_text(formula_section: FormulaSection) -> str:
     formula_node = formula_section.formula_nodes[0]
     if not formula_node.path_names:
         return "in units of h"
-    node_name, node_label, _ = formula_node.path_names[-1]
-    displayed_name = f"{node_name} ({node_label})" if node_label else node_name
+    component_name, node_label, _ = formula_node.path_names[-1]
+    displayed_name = f"{component_name} ({node_label})" if node_label else component_name
     repeat_count = formula_node.symbolic_node.repeat
     return displayed_name if type(repeat_count) is int and repeat_count == 1 else f"{displayed_name} × {repeat_count}"
 

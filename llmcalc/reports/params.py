@@ -127,14 +127,14 @@ def _add_rows(
             if child_position.node.kind != "norm":
                 _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)
         if node.kind == "layer" and norm_positions:
-            norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
-            if norm_total:
+            norm_params = sum(norm_position.total(total_params_of) for norm_position in norm_positions)
+            if norm_params:
                 components_and_rows.append(
-                    ("norm", _component_row("norms", norm_total, node_position.copies, total_params, depth + 1))
+                    ("norm", _component_row("norms", norm_params, node_position.copies, total_params, depth + 1))
                 )
         else:
-            for norm in norm_positions:
-                _add_rows(components_and_rows, norm, total_params, included_parts, depth + 1)
+            for norm_position in norm_positions:
+                _add_rows(components_and_rows, norm_position, total_params, included_parts, depth + 1)
     elif node.kind == "experts":
         for child_position in child_positions:
             _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)

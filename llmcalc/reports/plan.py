@@ -186,8 +186,8 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
         compared_candidate = compared_plan.first_row[1]
         if compared_candidate is None:
-            fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
-            notes.append(f"not listed: layouts of {framework_text}, of which {fit_text}")
+            no_fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
+            notes.append(f"not listed: layouts of {framework_text}, of which {no_fit_text}")
             continue
         compared_time = compared_plan.step_time_range(compared_candidate)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"

@@ -240,7 +240,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
-        seconds = [
+        seconds_cells = [
             DisplayedValue(seconds_range.estimate, _range_cell(seconds_range))
             for seconds_range in (
                 trace_times.ttft[50],
@@ -253,7 +253,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        row_cells = [layout_text(server), server.devices, *seconds, output_rate, rate_or_cost, verdict]
+        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 

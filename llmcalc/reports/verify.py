@@ -69,27 +69,32 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
-    compared_groups = [
-        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
+    checked_quantities = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
+    compared_quantities = [
+        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_quantities
     ]
     table_columns = [
         Column("target", "model", justify="left"),
-        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_groups),
+        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_quantities),
     ]
     table_columns += [Column("checks", "checks", units.exact_text), Column("seconds", "time", units.seconds)]
-    column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
+    column_count = len(table_columns) - (MEMORY in compared_quantities)  # all of them would not fit 80 columns
     table_rows = [
         [
             model_verdict.target,
-            *(_verdict_sign(model_verdict, quantity) for quantity in compared_groups),
+            *(_verdict_sign(model_verdict, quantity) for quantity in compared_quantities),
             len(model_verdict.checks),
             round(model_verdict.seconds, 3),
         ]
         for model_verdict in model_verdicts
     ]
     table_rows += [
-        [model_name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
+        [
+            model_name,
+            *(["skipped"] + [None] * (len(compared_quantities) - 1) if compared_quantities else []),
+            None,
+            None,
+        ]
         for model_name in skipped_models
     ]
     notes = _verify_notes(model_verdicts, skipped_models)

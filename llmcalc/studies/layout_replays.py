@@ -56,25 +56,27 @@ class ReplayedLayout(NamedTuple):
     work: CountedWork
 
 
-def replay_layout(model_memory: Memory, framework: Framework, version: str, task: ReplayTask) -> ReplayedLayout:
+def replay_layout(model_memory: Memory, framework: Framework, version: str, replay_task: ReplayTask) -> ReplayedLayout:
     """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime = task.run.layout, model_memory.cuda_runtime
+    layout, cuda_runtime = replay_task.run.layout, model_memory.cuda_runtime
     first_stage_bytes, first_stage_work = 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
     with EFFORT.count_separately() as counted_work:
-        if task.first_stage is not None:
-            first_stage_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
+        if replay_task.first_stage is not None:
+            first_stage_bytes = cluster.rank_memory(
+                layout.rank(pp=replay_task.first_stage), cuda_runtime
+            ).device.device_bytes
             first_stage_work = counted_work()
-            if task.byte_limit is not None and first_stage_bytes > task.byte_limit:
+            if replay_task.byte_limit is not None and first_stage_bytes > replay_task.byte_limit:
                 return ReplayedLayout(first_stage_bytes, first_stage_work, first_stage_bytes, first_stage_work)
         largest_bytes = first_stage_bytes
         for rank in cluster.ranks_that_may_need_most:
-            if largest_bytes and task.work_limit is not None and counted_work().total > task.work_limit:
+            if largest_bytes and replay_task.work_limit is not None and counted_work().total > replay_task.work_limit:
                 break
-            if task.upper_bounds and task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
+            if replay_task.upper_bounds and replay_task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
                 continue
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
@@ -161,10 +163,10 @@ class LayoutReplays:
         upper_bounds = tuple(map(self._framework.estimate_errors.upper_bound, stage_peaks))
         return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), upper_bounds, byte_limit, work_limit)
 
-    def _replay(self, task: ReplayTask) -> ReplayedLayout:
+    def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
-        model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
-        return replay_layout(model_memory, self._framework, self._version, task)
+        model_memory = self._memory_of_run(replay_task.run.micro_batches, replay_task.run.recompute)
+        return replay_layout(model_memory, self._framework, self._version, replay_task)
 
 
 def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:

@@ -197,10 +197,10 @@ class TrainingTimes:
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
-        recomputed_times = copy(self)
-        recomputed_times.memory = memory
-        recomputed_times.recompute = memory.settings.recompute_choice()
-        return recomputed_times
+        other_times = copy(self)
+        other_times.memory = memory
+        other_times.recompute = memory.settings.recompute_choice()
+        return other_times
 
     def with_schedule(self, schedule: Schedule) -> TrainingTimes:
         """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
@@ -463,13 +463,13 @@ def _training_format(model_memory: Memory) -> str:
     return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 
-def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
-    """Returns the number formats of an inference run. tokens: cached tokens per sequence.
+def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats:
+    """Returns the number formats of an inference run. cached_tokens: tokens per sequence in the cache.
 
     Raises `InputError` for weights in 64 bits.
     """
     _refuse_wide_products(model_memory)
-    memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
+    memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, cached_tokens)
     quantized_weights = memory_use.quantized_size
     if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
@@ -494,11 +494,11 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     return NumberFormats(dtype, layer_bits, cache_bits, next(iter(head_bits), None), has_block_scales)
 
 
-def _cache_bits(model_memory: Memory, tokens: int) -> float:
+def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.parameter_count.tree
+    run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16_bit_format = (
         model_tree.total(cache_bits_in(stored_format), run_config)

@@ -210,24 +210,28 @@ class Server:
 
     def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
         """Returns the load point of a server from one replica's latencies with spread arrivals."""
-        load = self._load_as_requests_arrive(spread_load)
-        tokens_per_second = self.replicas * load.output_tokens_per_second
+        load_latencies = self._load_as_requests_arrive(spread_load)
+        tokens_per_second = self.replicas * load_latencies.output_tokens_per_second
         cost_per_million = (
             None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / tokens_per_second * 1e6
         )
-        ttft, tpot = self._ttft_range(spread_load), self.time_range(load.tpot, "decode")
-        return LoadPoint(concurrency, self.devices, load, spread_load, self.replicas, ttft, tpot, cost_per_million)
+        ttft, tpot = self._ttft_range(spread_load), self.time_range(load_latencies.tpot, "decode")
+        return LoadPoint(
+            concurrency, self.devices, load_latencies, spread_load, self.replicas, ttft, tpot, cost_per_million
+        )
 
-    def _ttft_range(self, load: LoadLatencies) -> TimeRange:
+    def _ttft_range(self, load_latencies: LoadLatencies) -> TimeRange:
         """Returns the range of a load's TTFT: the low end with spread arrivals, the high end in a burst.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
         """
-        ttft = self.time_range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
-        if load.concurrency > 1:
+        ttft = self.time_range(
+            load_latencies.ttft, "prefill", load_latencies.ttft_of_burst if load_latencies.concurrency > 1 else None
+        )
+        if load_latencies.concurrency > 1:
             ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
-        return replace(ttft, estimate=self._load_as_requests_arrive(load).ttft)
+        return replace(ttft, estimate=self._load_as_requests_arrive(load_latencies).ttft)
 
     @cached_property
     def _lowest_ttft(self) -> Number:

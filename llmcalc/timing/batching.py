@@ -315,14 +315,14 @@ class Replica:
     def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
-        token_pass = self.decoding_pass(concurrency)
-        step_seconds = float(token_pass.seconds)
+        decoding_pass = self.decoding_pass(concurrency)
+        step_seconds = float(decoding_pass.seconds)
         if not other_requests:
             tpot = step_seconds / self.tokens_per_step
             return LoadLatencies(
                 concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds, tpot
             )
-        token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
+        token_seconds_beside_prompts = seconds_added_to_prompt_step(decoding_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
         uncaptured_share = self.uncaptured_share(concurrency)
 

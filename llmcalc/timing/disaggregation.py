@@ -47,8 +47,8 @@ class DisaggregatedServer:
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
         """
-        single_pair = cls(replica, 1, 1)
-        prompts_per_decoder = single_pair._decoded_requests_per_second(sequences) * single_pair.busy_seconds
+        replica_pair = cls(replica, 1, 1)
+        prompts_per_decoder = replica_pair._decoded_requests_per_second(sequences) * replica_pair.busy_seconds
         if replicas is not None:
             candidate_groups = [
                 cls(replica, prefill_replicas, replicas - prefill_replicas) for prefill_replicas in range(1, replicas)

@@ -322,16 +322,16 @@ def pipeline_ranks(
             costs.both_passes_seconds, costs.repeated_pass_seconds, strict=True
         )
     ]
-    ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
-    ranks[0] = ranks[0] + costs.start_seconds
-    ranks[-1] = ranks[-1] + costs.head_seconds
+    seconds_of_ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
+    seconds_of_ranks[0] = seconds_of_ranks[0] + costs.start_seconds
+    seconds_of_ranks[-1] = seconds_of_ranks[-1] + costs.head_seconds
 
     def largest_rank_sum(values_per_layer: Sequence[Number]) -> Number:
         return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
 
     return PipelineRanks(
-        reduce(maximum, ranks),
-        sum(ranks) / pp,
+        reduce(maximum, seconds_of_ranks),
+        sum(seconds_of_ranks) / pp,
         largest_rank_sum(costs.dense_params) + costs.end_params / min(2, pp),
         largest_rank_sum(costs.expert_params),
         sum(map(sum, layers)) / pp,

@@ -825,11 +825,11 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
     copies_per_token = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        share_of_larger_domains = n_group / domains - least_groups
+        larger_domain_share = n_group / domains - least_groups
         copy_chances = [
             _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
         ]
-        mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
+        mean_copy_chance = (1 - larger_domain_share) * copy_chances[0] + larger_domain_share * copy_chances[1]
         copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)
 

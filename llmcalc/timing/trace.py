@@ -214,7 +214,7 @@ class ServedBatch:
         step_budget: the steps that may be simulated; default those of a question.
         """
         step_budget = step_budget or StepBudget()
-        current_time, finished_steps, context_token_sum = 0.0, 0, 0.0
+        current_time, finished_step_count, context_token_sum = 0.0, 0, 0.0
         reserved_tokens, next_request_index = 0, 0
         decoding_requests: list[tuple[int, int]] = []  # (step at which it ends, request)
         waiting_prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
@@ -247,7 +247,7 @@ class ServedBatch:
                     prompt_tokens, mean_context, decoding_count, mean_cached_tokens
                 )
                 if decoding_count:
-                    finished_steps += 1
+                    finished_step_count += 1
                     context_token_sum += sequence_count * self.step_seconds.tokens_per_step
                 for request_index in finished_prompts:
                     first_token_times[request_index] = (
@@ -256,7 +256,10 @@ class ServedBatch:
                     if requests[request_index].output_tokens > 1:
                         heapq.heappush(
                             decoding_requests,
-                            (finished_steps + self._steps_after_first_token(requests[request_index]), request_index),
+                            (
+                                finished_step_count + self._steps_after_first_token(requests[request_index]),
+                                request_index,
+                            ),
                         )
                         context_token_sum += requests[request_index].input_tokens + 1
                     else:
@@ -267,7 +270,7 @@ class ServedBatch:
                     requests,
                     next_request_index,
                     current_time,
-                    decoding_requests[0][0] - finished_steps,
+                    decoding_requests[0][0] - finished_step_count,
                     sequence_count,
                     mean_cached_tokens,
                     reserved_tokens,
@@ -278,11 +281,11 @@ class ServedBatch:
                     * self.seconds_scale
                     * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
-                finished_steps += equal_step_count
+                finished_step_count += equal_step_count
                 context_token_sum += equal_step_count * sequence_count * self.step_seconds.tokens_per_step
             else:
                 current_time = max(current_time, requests[next_request_index].arrival_seconds)
-            while decoding_requests and decoding_requests[0][0] <= finished_steps:
+            while decoding_requests and decoding_requests[0][0] <= finished_step_count:
                 _, request_index = heapq.heappop(decoding_requests)
                 traced_request = requests[request_index]
                 end_times[request_index] = max(current_time, first_token_times[request_index])
