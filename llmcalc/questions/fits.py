@@ -58,19 +58,19 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     from ..studies.fit_devices import DevicesFitAnswer, fit_devices
     from .plans import answer_of_fitting_run, untried_frameworks
 
-    answers_with_tight_fit: list[DevicesFitAnswer] = []
+    tight_answers: list[DevicesFitAnswer] = []
     many_devices_run, several_devices_run = _runs_by_devices(run_question, global_batch)
 
     def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
         fit_result = fit_devices(memory, hardware, layout, global_batch, several_devices_run)
-        answers_with_tight_fit.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
+        tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
         return fit_result
 
     layout_answer = answer_of_fitting_run(
         many_devices_run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
     )
     if layout_answer.fit.verdict != "fits":
-        layout_answer = next(iter(answers_with_tight_fit), layout_answer)
+        layout_answer = next(iter(tight_answers), layout_answer)
     if layout_answer.fit.verdict == "no":
         plan = layout_answer.layout_plan
         untried_sentences = untried_frameworks(many_devices_run, plan.framework.name)

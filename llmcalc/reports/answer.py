@@ -137,5 +137,5 @@ def _answer_heading(report: Report) -> str:
     json_documents = report.data if isinstance(report.data, list) else [report.data]
     models = [json_document["model"] for json_document in json_documents if "model" in json_document]
     model_names = [model.get("title") or model["name"] for model in models]
-    more_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
-    return f"{', '.join(model_names[:SHOWN_NAMES])}{more_text}" or type(report).__name__
+    further_models_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
+    return f"{', '.join(model_names[:SHOWN_NAMES])}{further_models_text}" or type(report).__name__

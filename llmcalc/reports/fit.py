@@ -400,9 +400,9 @@ class _FitReportContent(NamedTuple):
             f"{units.GIB.write(accelerator_fit.capacity)} {units.GIB.name} ({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
-        first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        first_notes += tag_notes(preset, memory.settings.quantize)
-        notes = without_repetitions([*warnings, *first_notes, *self.notes, *verdict_notes(shown_fits)])
+        tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
+        tight_notes += tag_notes(preset, memory.settings.quantize)
+        notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
         if run_changes:

@@ -353,7 +353,7 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    run_unit = duration_unit(timed_run.seconds)
+    run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
     ]
@@ -363,7 +363,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else duration_unit(seconds)
+            time_unit = run_time_unit if seconds >= FACTORS[run_time_unit] / 10 else duration_unit(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),

@@ -233,9 +233,9 @@ class Replica:
         prompt_pass = self._timed_prompts[whole_prompt_count]
         if not has_server_delay:
             return prompt_pass
-        first_token, pass_parts = self.stack.first_token, prompt_pass.seconds_by_part
+        first_token, seconds_by_part = self.stack.first_token, prompt_pass.seconds_by_part
         return InferencePass(
-            prompt_pass.seconds + first_token, pass_parts | {"server": first_token}, prompt_pass.timed_passes
+            prompt_pass.seconds + first_token, seconds_by_part | {"server": first_token}, prompt_pass.timed_passes
         )
 
     @cached_property

@@ -204,11 +204,11 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
                     curvature[row_index][column_index] += (
                         weight * factor_shares[row_index] * factor_shares[column_index]
                     )
-        limited_step = [
-            max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
+        clipped_step = [
+            max(-0.5, min(0.5, clipped_change)) for clipped_change in _solve_linear_equations(curvature, gradient)
         ]
-        logarithms = list(map(operator.sub, logarithms, limited_step))
-        if max(map(abs, limited_step)) < 1e-3:
+        logarithms = list(map(operator.sub, logarithms, clipped_step))
+        if max(map(abs, clipped_step)) < 1e-3:
             break
     return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 

@@ -227,10 +227,10 @@ def with_overlap(software_stack: TimeStack, overlap: str | None) -> TimeStack:
         return software_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
-    hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups},
+            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in overlapped_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

@@ -619,8 +619,10 @@ class TimeEstimator:
         mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):
             return mean_experts
-        deviation = (mean_experts * (1 - read_probability) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
-        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
+        standard_deviation = (
+            mean_experts * (1 - read_probability) * (1 - 1 / ranks)
+        ) ** 0.5  # of a hypergeometric number
+        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * standard_deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass

@@ -302,19 +302,23 @@ def _base_stack_name(stack_name: str) -> str:
     return _base_stack_name(base_name) if base_name else stack_name
 
 
-def _can_combine(first_name: str, setting_names: list[str]) -> bool:
+def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
     """Whether distinct settings belong to the first stack's software and phase, and at most one is an exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    names = [first_name, *setting_names]
-    if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
+    stack_names = [first_stack_name, *setting_names]
+    if (
+        len(setting_names) > MOST_SETTINGS
+        or len(set(stack_names)) < len(stack_names)
+        or not all(name in stacks for name in stack_names)
+    ):
         return False
     exchange_names = [
-        name for name in names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
+        name for name in stack_names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
     ]
     return len(exchange_names) <= 1 and all(
         stacks[name].combines
-        and stacks[name].phase == stacks[first_name].phase
-        and _base_stack_name(name) == _base_stack_name(first_name)
+        and stacks[name].phase == stacks[first_stack_name].phase
+        and _base_stack_name(name) == _base_stack_name(first_stack_name)
         for name in setting_names
     )
 
@@ -332,17 +336,17 @@ def combined_stack(stack_name: str) -> TimeStack | None:
         return None
     stack = stacks[first_name]
     for setting_name in setting_names:
-        part_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
+        setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
-            exchange_stack = f"{stack.name}+{part_stack.exchange_stack}"
+            exchange_stack = f"{stack.name}+{setting_stack.exchange_stack}"
         else:
             exchange_stack = f"{stack.exchange_stack}+{setting_name}"
         description_fields = {
             "name": f"{stack.name}+{setting_name}",
-            "title": f"{stack.title}, {part_stack.title.partition(' ')[2]}",
+            "title": f"{stack.title}, {setting_stack.title.partition(' ')[2]}",
             "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,

@@ -115,19 +115,21 @@ class StepSeconds:
         return seconds + self.added_decoding_seconds(sequences, cached_tokens)
 
     @classmethod
-    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input_tokens: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
-        sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
+        sequences: most sequences of a batch. longest_request: its tokens. mean_input_tokens: tokens of a usual prompt.
         """
-        mean_prompt = max(1, mean_input)
-        context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
-        most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
+        mean_prompt_tokens = max(1, mean_input_tokens)
+        context_lengths = sorted({0, mean_prompt_tokens, max(mean_prompt_tokens + 1, longest_request)})
+        most_tokens = min(
+            replica.step_tokens or longest_request, max(longest_request, mean_input_tokens), MOST_PROMPT_SIZES
+        )
         batch_seconds = cache(replica.batch_pass)
 
         @cache
         def time_prompt(prompt_tokens: int, earlier_tokens: int) -> InferencePass:
-            prompt_count = max(1.0, prompt_tokens / mean_input)
+            prompt_count = max(1.0, prompt_tokens / mean_input_tokens)
             prompt_length = max(1, round(prompt_tokens / prompt_count))
             return replica.prompt_pass(prompt_count, prompt_length, earlier_tokens)
 
@@ -161,7 +163,8 @@ def _tabulated_seconds(
         max(1, largest_batch),
     ]
     seconds_table = [
-        [exact_seconds(table_batch, cached_tokens) for cached_tokens in context_lengths] for table_batch in batch_sizes
+        [exact_seconds(tabulated_batch, cached_tokens) for cached_tokens in context_lengths]
+        for tabulated_batch in batch_sizes
     ]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
