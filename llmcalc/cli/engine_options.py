@@ -67,14 +67,16 @@ class EngineCommand(Command):
             engine, _ = engine_and_version(engine_texts[0])
             options = self._llmcalc_options(ctx)
             option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
-            spellings = {name: llmcalc_spelling(name, OTHER_NAMES, options) for name in option_names}
+            spellings = {
+                option_name: llmcalc_spelling(option_name, OTHER_NAMES, options) for option_name in option_names
+            }
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
                 args,
                 options,
                 engine.flags_by_option,
-                other_ways={name: spelling for name, spelling in spellings.items() if spelling}
+                other_ways={option_name: spelling for option_name, spelling in spellings.items() if spelling}
                 | dict(engine.alternatives_by_option),
             )
             self._refuse_short_engine_flags(ctx, engine, args)

@@ -201,8 +201,10 @@ def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
 
     type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(name, argument.annotation))
-        for name, argument in signature.parameters.items()
+        argument.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(argument_name, argument.annotation)
+        )
+        for argument_name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 

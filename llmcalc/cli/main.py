@@ -110,7 +110,9 @@ class LazyGroup(TyperGroup):
                 return None
             group_name = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model_name(cmd_name):
-                example_command = next(name for name in ("memory", "params") if name in self.names)
+                example_command = next(
+                    command_name for command_name in ("memory", "params") if command_name in self.names
+                )
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
@@ -243,8 +245,10 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
     """Returns the first two commands that have an option which the running command lacks."""
     if not option_name.startswith("--"):
         return []
-    commands = (name for name in COMMANDS_OF_RUNS if name != running_command)
-    return [name for name in commands if option_name in _option_names(build_command("", name))][:2]
+    commands = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
+    return [command_name for command_name in commands if option_name in _option_names(build_command("", command_name))][
+        :2
+    ]
 
 
 def _is_model_name(typed_word: str) -> bool:

@@ -56,7 +56,9 @@ def decoded_token_time(
     if layout is not None and layout.ep * layout.expert_tp > layout.tp:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_formats.pop()]}
-    chosen_formats = {field_name: name for field_name, name in settings_formats.items() if name is not None}
+    chosen_formats = {
+        field_name: format_name for field_name, format_name in settings_formats.items() if format_name is not None
+    }
     decoding_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

@@ -119,9 +119,12 @@ class EngineQuestion:
             if is_limit_typed and self.launch is None:
                 users, typed_limit = (
                     read_flag_values(
-                        engine.title, engine.known_flags(), {name: self.typed_flags[name]}, engine.flags_by_option
+                        engine.title,
+                        engine.known_flags(),
+                        {flag_name: self.typed_flags[flag_name]},
+                        engine.flags_by_option,
                     )
-                    for name in ("users", limit_field)
+                    for flag_name in ("users", limit_field)
                 )
                 engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
             if engine.serving_flags is not None and None not in (

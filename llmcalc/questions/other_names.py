@@ -184,4 +184,7 @@ def engine_of_flag(flag_name: str) -> str:
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import FOLDERS, engine
 
-    return next((name for name in FOLDERS if flag_name in flags_by_spelling(engine(name).known_flags())), "")
+    return next(
+        (engine_name for engine_name in FOLDERS if flag_name in flags_by_spelling(engine(engine_name).known_flags())),
+        "",
+    )

@@ -66,9 +66,10 @@ class ReceiptFile:
         Raises `InputError` if none applies.
         """
         replaceable_names = [
-            name
-            for name in MEASURED
-            if (not self.other_model or name in OF_ANY_MODEL) and (not self.other_version or name in OF_ANY_VERSION)
+            term_name
+            for term_name in MEASURED
+            if (not self.other_model or term_name in OF_ANY_MODEL)
+            and (not self.other_version or term_name in OF_ANY_VERSION)
         ]
         measured_bytes = {
             log_term.name: log_term.value
@@ -89,7 +90,11 @@ class ReceiptFile:
         What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
-        typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
+        typed_flags = {
+            flag_name: flag_value
+            for flag_name, flag_value in engine_flags.items()
+            if flag_name in ("quantize", "quantization")
+        }
         run_flags = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
         try:
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, run_flags)

@@ -115,12 +115,13 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
+                    getattr(layout, degree_name) not in (None, 1)
+                    for degree_name in framework_record.layout_rules.untried_sizes
                 )
                 if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                     continue
                 parallel_degrees: dict[str, Any] = {
-                    name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")
+                    degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
                     layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
@@ -377,7 +378,7 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_label_count is not None:
-        typed_setting = next((name for name in LOGIT_SETTINGS if name in typed_options), "")
+        typed_setting = next((setting_name for setting_name in LOGIT_SETTINGS if setting_name in typed_options), "")
         if typed_setting:
             raise InputError(
                 f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
@@ -412,7 +413,11 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's settings without those of logits, which a head of scores does not have."""
-    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
+    other_settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in settings.items()
+        if setting_name not in LOGIT_SETTINGS
+    }
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
 
@@ -505,13 +510,19 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
         adapter_settings = {
-            name: value for name, value in launched_run.settings.items() if name != "precision" or is_autocast
+            setting_name: setting_value
+            for setting_name, setting_value in launched_run.settings.items()
+            if setting_name != "precision" or is_autocast
         }
         dtype_note = f"frozen weights in {preset.dtype}, the checkpoint's number format"
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
+    settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in launched_run.settings.items()
+        if setting_name != "precision"
+    }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launched_run,
@@ -526,7 +537,9 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks_text = " or ".join(name for name in NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(
+            framework_name for framework_name in NAMES if loss in framework(framework_name).losses
+        )
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
@@ -544,7 +557,9 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        supporting_frameworks = [
+            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+        ]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
             expected_text = f"--framework {' or '.join(supporting_frameworks)}"

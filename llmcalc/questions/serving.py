@@ -263,7 +263,7 @@ def _runs_by_format(
     ]
     if len(format_pairs) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
-    format_runs = []
+    formats_and_memories = []
     for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
             setting_name: format_name
@@ -272,8 +272,8 @@ def _runs_by_format(
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
         run_question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run_question.memory_on_one_device()))
-    return format_runs
+        formats_and_memories.append((format_pair, run_question.memory_on_one_device()))
+    return formats_and_memories
 
 
 def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str | None]:

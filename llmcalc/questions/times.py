@@ -757,9 +757,11 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
-        other_engines = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][
-            :1
-        ]
+        other_engines = [
+            f"--engine {other_engine}, or "
+            for other_engine in FOLDERS
+            if registered_engine(other_engine).is_timed_on(hardware)
+        ][:1]
         raise InputError(
             f"--engine {short_repr(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"

@@ -80,7 +80,9 @@ class UsualEngine:
         ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
-        typed_options = {field_name: name for field_name, name in format_settings.items() if name is not None}
+        typed_options = {
+            field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
+        }
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:

@@ -261,4 +261,6 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
-    return {name: getattr(quantity_change, name) for name in ("name", "unit", "before", "after", "change")}
+    return {
+        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
+    }

@@ -258,7 +258,9 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(f"{name} {flag_value}" for name, flag_value in engine_use.memory.assumed_flags.items())
+    defaults_text = ", ".join(
+        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed_flags.items()
+    )
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
     if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
@@ -499,7 +501,8 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
     return [
-        (engine_use.engine.spelling(name, uses_short_flags), flag_value) for name, flag_value in engine_flags.items()
+        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
+        for flag_name, flag_value in engine_flags.items()
     ]
 
 
@@ -514,5 +517,6 @@ def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
 def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
     """Returns flags with their values, as users type them."""
     return " ".join(
-        f"{name} {flag_value}" for name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
+        f"{flag_name} {flag_value}"
+        for flag_name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
     )

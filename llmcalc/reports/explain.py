@@ -204,7 +204,8 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         LINE
         - 4
         - max(
-            len("  " * section.depth + name) for section, name in zip(explanation.sections, section_names, strict=True)
+            len("  " * section.depth + section_name)
+            for section, section_name in zip(explanation.sections, section_names, strict=True)
         )
     )
     for formula in model_section.formulas:

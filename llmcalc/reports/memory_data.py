@@ -204,7 +204,9 @@ def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.encoder_runs)
         if encoded_inputs is not None:
             encoder_names = unreplayed_encoders(memory_use.parameter_count.spec, encoded_inputs)
-            uncounted_texts += [f"activations of {name}, whose layers are not replayed" for name in encoder_names]
+            uncounted_texts += [
+                f"activations of {encoder_name}, whose layers are not replayed" for encoder_name in encoder_names
+            ]
         uncounted_texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"
             if runs_encoders

@@ -85,7 +85,9 @@ def layout_text(server: Server) -> str:
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
-    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    layout = (
+        " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    )
     prefill_decode_text = (
         "" if server.group is None else f"({server.group.prefill_replicas}+{server.group.decode_replicas}) "
     )
@@ -224,9 +226,9 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
 
 def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
     load_point = servers.points[server_index]
-    order_key = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
+    order_value = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
-    return not is_chosen, not servers.limit_verdicts[server_index], order_key, server_index
+    return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
 
 
 def _rate_per_device(load_point: LoadPoint | None) -> float:
@@ -344,7 +346,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (float(getattr(chosen_server.point, name).estimate) for name in ("ttft", "tpot"))
+        ttft, tpot = (float(getattr(chosen_server.point, latency_name).estimate) for latency_name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
         if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(0, _at_risk_text(server, chosen_server.point))
@@ -521,7 +523,8 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,
         "class": {
-            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
+            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
+            for latency_name in ("ttft", "tpot")
         },
         "not_counted": _uncounted_effects(serve_study),
     }
@@ -539,8 +542,10 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            name: {f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, name).items()}
-            for name in ("ttft", "tpot")
+            latency_name: {
+                f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, latency_name).items()
+            }
+            for latency_name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
@@ -578,6 +583,9 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "disaggregated": _group_data(server),
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.arrives_in_waves,
-        "spread": {name: round_to_digits(getattr(chosen_server.point.spread_load, name)) for name in ("ttft", "tpot")},
+        "spread": {
+            latency_name: round_to_digits(getattr(chosen_server.point.spread_load, latency_name))
+            for latency_name in ("ttft", "tpot")
+        },
         **point_data(chosen_server.point),
     }

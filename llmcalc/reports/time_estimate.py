@@ -223,7 +223,9 @@ def other_exchange_notes(
     if not software_stack.exchange_stack:
         return []
     other_stack = find_stack(software_stack.exchange_stack)
-    exchange_settings = {name: getattr(other_stack, name) for name in ("gathers_tokens", "sends_copies")}
+    exchange_settings = {
+        field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies")
+    }
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
         return []
@@ -355,7 +357,9 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
+        (part_name, seconds)
+        for part_name, seconds in timed_run.seconds_by_part.items()
+        if seconds or part_name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []

@@ -219,10 +219,10 @@ def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason for skipping, with the models that were skipped."""
-    return [
-        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
-        for reason in dict.fromkeys(skipped_models.values())
-    ]
+    models_by_reason: dict[str, list[str]] = {}
+    for model_name, skip_reason in skipped_models.items():
+        models_by_reason.setdefault(skip_reason, []).append(model_name)
+    return [f"skipped, {skip_reason}: {', '.join(models)}" for skip_reason, models in models_by_reason.items()]
 
 
 def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
@@ -253,8 +253,8 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
     notes = [
-        f"memory of {name}: {', '.join(verdict_info['runs'])}"
-        for name, verdict_info in compared_memory
+        f"memory of {model_name}: {', '.join(verdict_info['runs'])}"
+        for model_name, verdict_info in compared_memory
         if verdict_info["runs"]
     ]
     if len(notes) > 1:
@@ -280,7 +280,9 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
     layout_text = ", ".join(
-        f"{layout[degree_name]} {name}" for degree_name, name in degree_titles.items() if layout[degree_name] > 1
+        f"{layout[degree_name]} {degree_title}"
+        for degree_name, degree_title in degree_titles.items()
+        if layout[degree_name] > 1
     )
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "

@@ -184,7 +184,11 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, budget_limits = KINDS[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        bound_settings = {name: value for name, value in bound_value.items() if name not in ("max", "min")}
+        bound_settings = {
+            setting_name: setting_value
+            for setting_name, setting_value in bound_value.items()
+            if setting_name not in ("max", "min")
+        }
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
@@ -208,7 +212,9 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        bound_settings = {name: value for name, value in fits_value.items() if name != "on"}
+        bound_settings = {
+            setting_name: setting_value for setting_name, setting_value in fits_value.items() if setting_name != "on"
+        }
         _check_settings("fits", bound_settings, ("on",))
         return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}

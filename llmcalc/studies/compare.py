@@ -197,7 +197,9 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [(name, block, layer_count) for name, block, layer_count, _ in stack.layer_groups() if layer_count]
+    layer_groups = [
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.layer_groups() if layer_count
+    ]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)

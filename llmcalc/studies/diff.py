@@ -99,7 +99,10 @@ def diff(
         cache_dtype,
         tuple(_changed_fields(earlier_preset, later_preset)),
         tuple(quantities),
-        {name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPONENTS},
+        {
+            quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
+            for quantity_name in COMPONENTS
+        },
     )
 
 

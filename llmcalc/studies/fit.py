@@ -240,33 +240,33 @@ NEAR = 4
 
 
 def _next_trial_number(
-    excess_by_number: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
+    excess_by_number: Mapping[int, int], fitting_number: int, too_large_number: int, trial_number: int
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
-    two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
+    two points up to `fitting_number` too late. The search uses both lines and bisection in turn.
     """
     if trial_number % 3 == 0:
-        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_number[highest_fitting] // (
-            excess_by_number[lowest_too_large] - excess_by_number[highest_fitting]
+        return fitting_number + (too_large_number - fitting_number) * -excess_by_number[fitting_number] // (
+            excess_by_number[too_large_number] - excess_by_number[fitting_number]
         )
     if trial_number % 3 == 1:
-        return _number_at_capacity(excess_by_number, highest_fitting) + 1
-    return (highest_fitting + lowest_too_large) // 2
+        return _number_at_capacity(excess_by_number, fitting_number) + 1
+    return (fitting_number + too_large_number) // 2
 
 
-def _number_at_capacity(excess_by_number: Mapping[int, int], highest_fitting: int) -> int:
+def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int) -> int:
     """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
-        (candidate_number for candidate_number in excess_by_number if candidate_number < highest_fitting),
-        default=highest_fitting,
+        (candidate_number for candidate_number in excess_by_number if candidate_number < fitting_number),
+        default=fitting_number,
     )
-    excess_difference = excess_by_number[highest_fitting] - excess_by_number[lower_number]
+    excess_difference = excess_by_number[fitting_number] - excess_by_number[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_number[highest_fitting] // excess_difference
+        fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
         if excess_difference > 0
-        else WIDEN * highest_fitting
+        else WIDEN * fitting_number
     )
 
 
@@ -475,7 +475,9 @@ def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_en
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for settings in setting_changes for name, value in settings.items()}
+    return {
+        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
+    }
 
 
 def single_setting_changes(

@@ -222,8 +222,8 @@ class _PhaseCalculator:
         yield from self._other_model_terms()
         if "weights" not in rollout.offloaded_states:
             frozen_weight_terms = (
-                self._frozen_term(name, model)
-                for name, model in self._frozen_models()
+                self._frozen_term(model_name, model)
+                for model_name, model in self._frozen_models()
                 if model.weights_location == "host"
             )
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other

@@ -34,7 +34,7 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
             raise InputError(
                 f"--stack {stack_name}: is for {software_stack.phase}; expected one of {', '.join(known_stacks)}"
             )
-        if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
+        if "+" in stack_name and all(part_name in known_stacks for part_name in stack_name.split("+")):
             raise InputError(
                 f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
                 "settings of its software, of which one at most is an exchange of experts' tokens"

@@ -254,7 +254,10 @@ class TimeStack(Record):
         if self.fastest_host == 1.0:
             return None
         return self.model_copy(
-            update={name: getattr(self, name) * self.fastest_host for name in ("host_kernel", "dtensor_operation")}
+            update={
+                field_name: getattr(self, field_name) * self.fastest_host
+                for field_name in ("host_kernel", "dtensor_operation")
+            }
         )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
@@ -309,17 +312,19 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
     if (
         len(setting_names) > MOST_SETTINGS
         or len(set(stack_names)) < len(stack_names)
-        or not all(name in stacks for name in stack_names)
+        or not all(stack_name in stacks for stack_name in stack_names)
     ):
         return False
     exchange_names = [
-        name for name in stack_names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
+        stack_name
+        for stack_name in stack_names
+        if stacks[stack_name].combines and EXCHANGE_FIGURES & tables_by_name[stack_name].keys()
     ]
     return len(exchange_names) <= 1 and all(
-        stacks[name].combines
-        and stacks[name].phase == stacks[first_stack_name].phase
-        and _base_stack_name(name) == _base_stack_name(first_stack_name)
-        for name in setting_names
+        stacks[stack_name].combines
+        and stacks[stack_name].phase == stacks[first_stack_name].phase
+        and _base_stack_name(stack_name) == _base_stack_name(first_stack_name)
+        for stack_name in setting_names
     )
 
 
@@ -337,7 +342,9 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     stack = stacks[first_name]
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
-        setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
+        setting_figures = {
+            field_name: figure for field_name, figure in setting_table.items() if field_name not in DESCRIPTION
+        }
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
