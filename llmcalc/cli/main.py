@@ -285,7 +285,10 @@ def _accepted_in_place_of(extra_words: str, context: Any) -> str:
             except InputError as error:
                 if not words.isdigit():
                     return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
-    return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
+    if not _is_model_name(extra_word):
+        return "no further argument"
+    takes_models = any(parameter.metavar == "TARGET" for parameter in context.command.params)
+    return "one model; llmcalc compare takes several" if takes_models else "no model"
 
 
 def _example_commands(context: Any, missing_parameter: Any) -> str:
@@ -333,6 +336,9 @@ def _usage_message(usage_error: Any) -> str:
             message = (
                 f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1], context)}"
             )
+        elif typed_option.startswith("--"):
+            suggestion = suggest(typed_option, sorted(options))
+            message = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
     if parameter is None:
         return f"{message}{help_hint}"
     from .options import typed_name
