@@ -310,7 +310,7 @@ USAGE = {
     "schema llama3-8b": "'llama3-8b': llmcalc schema takes no model (llmcalc schema --help explains)",
     "cost llama3-8b --hardware h100 --days 3": "No such option: --days (llmcalc cost --help explains)",
     "cost llama3-8b --hardware h100 --optimzer muon": "No such option: --optimzer. Did you mean --optimizer, ",
-    "memory llama3-8b --phase training --framework megatron --fsdp 8": "--zero 3 (which --fsdp sets): Megatron's distrib",
+    "memory llama3-8b --phase training --framework megatron --fsdp 8": "--zero 3 (which --fsdp sets): Megatron's dist",
     "memory llama3-8b --hardware 0GiB": "--hardware: 0GiB: not a memory size; expected whole bytes, more than 0",
     "budget one two": "'two': llmcalc budget takes no further argument",
     "plan llama3-8b": "missing option --hardware NAME, such as h100 (llmcalc plan --help explains)",
