@@ -251,7 +251,8 @@ def cache_format_of(format_name: Any) -> str:
 
 def _hardware_names(hardware: Any) -> list[str]:
     """Returns a list of accelerator names, from one name, several names or None."""
-    hardware_names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
+    is_single = isinstance(hardware, str | Mapping) or not isinstance(hardware, Iterable)
+    hardware_names = [hardware] if is_single else list(hardware)
     return [validate_text("--hardware", name, "h100") for name in hardware_names if name is not None]
 
 

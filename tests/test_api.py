@@ -32,6 +32,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected 1 or more"),
     (lambda: llmcalc.memory("gpt2", dtype=3), "--dtype: 3 is not text; expected a name such as 'bf16'"),
     (lambda: llmcalc.memory("gpt2", hardware=24), "--hardware: 24 is not text"),  # type: ignore[arg-type]
+    (lambda: llmcalc.memory("gpt2", hardware={"like": "h100"}), "--hardware: a table is not text"),
     (lambda: llmcalc.kv("gpt2", dtype=None), "--kv-dtype: none is not text"),
     (lambda: llmcalc.flops("gpt2", recompute=3), "--recompute: 3 is not text"),  # type: ignore[arg-type]
     (lambda: llmcalc.load("gpt2", hidden_size={1}), "overrides: Object of type set is not JSON serializable"),

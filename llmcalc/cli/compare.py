@@ -10,9 +10,6 @@ from .hardware import accelerator_option
 from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
-MOST_ON_A_SCREEN = 3
-"""Largest number of models that are shortened to a screen; more are printed as a list."""
-
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 
@@ -45,6 +42,4 @@ def command(
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
     comparison_answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
-    output_options.show_answer(
-        comparison_answer, listing=everything or len(comparison_answer.result) > MOST_ON_A_SCREEN
-    )
+    output_options.show_answer(comparison_answer, listing=True)  # a narrow terminal takes a table for each few models

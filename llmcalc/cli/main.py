@@ -289,7 +289,10 @@ def _expected_instead_text(extra_words: str, context: Any) -> str:
             except InputError as error:
                 if not typed_words.isdigit():
                     return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
-    return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
+    if not _is_model_name(extra_word):
+        return "no further argument"
+    takes_models = any(parameter.metavar == "TARGET" for parameter in context.command.params)
+    return "one model; llmcalc compare takes several" if takes_models else "no model"
 
 
 def _example_commands(context: Any, missing_parameter: Any) -> str:
@@ -337,6 +340,9 @@ def _usage_message(usage_error: Any) -> str:
             message = (
                 f"'{extra_words[1]}': {context.command_path} takes {_expected_instead_text(extra_words[1], context)}"
             )
+        elif typed_option.startswith("--"):
+            suggestion = suggest(typed_option, sorted(options))
+            message = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
     if parameter is None:
         return f"{message}{help_hint}"
     from .options import typed_name

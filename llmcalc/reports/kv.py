@@ -150,7 +150,10 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without one, what it has instead."""
+    if not cache_size.bytes_per_token:
+        sequences = cache_size.workload.batch
+        return f"states of {sequences:,} sequence{'s' * (sequences > 1)}, the same at any length; no keys and values"
     growth_text = units.memory(cache_size.growth_per_token)
     per_token_text = f"{units.memory(cache_size.bytes_per_token)} per token"
     if cache_size.growth_per_token != cache_size.bytes_per_token:
@@ -208,6 +211,8 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
     unit_note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
+    if not cache_size.bytes_per_token:
+        return [unit_note] if unit_note else []
     scale_text = (
         f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )

@@ -218,7 +218,7 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     memory_bytes = Fraction(number_text) * UNITS[unit_text]
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(
-            f"'{hardware_argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB"
+            f"--hardware: {hardware_argument}: not a memory size; expected whole bytes, more than 0, such as 24GiB"
         )
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
     is_decimal_unit = unit_text in ("mb", "gb", "tb")

@@ -255,6 +255,7 @@ def test_the_tables_say_it_in_eighty_columns(run: Any, target: str) -> None:
     [
         ("t5-base", "per token of both stacks, 36.00 KiB per further decoded token"),
         ("gemma3-27b", "until a window fills"),
+        ("mamba2-370m", "states of 1 sequence, the same at any length; no keys and values"),
     ],
 )
 def test_what_a_further_token_adds(run: Any, target: str, growth: str) -> None:

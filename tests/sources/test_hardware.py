@@ -421,7 +421,7 @@ def test_a_memory_size_stands_for_an_accelerator_of_that_memory(asked, name, siz
 
 @pytest.mark.parametrize("asked", ["0GiB", "0.0001MiB"])
 def test_a_memory_size_of_no_bytes_is_refused(asked):
-    with pytest.raises(InputError, match=f"'{asked}' is not a memory size; expected whole bytes"):
+    with pytest.raises(InputError, match=f"--hardware: {asked}: not a memory size; expected whole bytes"):
         find_hardware(asked)
 
 

@@ -182,6 +182,12 @@ def test_a_wide_terminal_takes_all_models_in_one_block() -> None:
     assert [bool(t.notes) for t in narrow] == [False, True]  # once, at the end
 
 
+def test_a_narrow_terminal_shows_every_model() -> None:
+    text = run(*MODELS[:3], COLUMNS="50")
+    assert all(llmcalc.load(name).display in text for name in MODELS[:3])
+    assert "more table" not in text
+
+
 def test_csv_has_a_row_a_model_and_raw_values() -> None:
     heading, *rows = run("llama3-8b", "mixtral-8x7b", "--format", "csv").splitlines()
     assert heading.startswith("target,parameters,active,")

@@ -108,6 +108,27 @@ def node(program: str, text: str) -> str:
     return done.stdout
 
 
+def test_a_comma_groups_digits_and_is_no_decimal_sign() -> None:
+    """A price of 2,5 is refused at its field, as by `--price`, and is not read as 25."""
+    program = """
+        import { ungrouped } from "#fields.js";
+        import { FIELDS } from "#training_settings.js";
+        for (const [group, name, text] of given) {
+          const value = FIELDS[group][name].read(ungrouped(text));
+          console.log(JSON.stringify(value ?? null));
+        }"""
+    typed: dict[tuple[str, str, str], Any] = {
+        ("serve", "price", "2,5"): None,
+        ("serve", "price", "1,000.5"): 1000.5,
+        ("serve", "input", "1,5"): None,
+        ("serve", "input", "10,00"): None,
+        ("serve", "input", "32,768"): 32768,
+        ("cost", "tokens", "1,5T"): None,
+        ("layout", "pp_layout", "8,8,8,8"): [8, 8, 8, 8],
+    }
+    assert list(map(json.loads, node(program, json.dumps(list(typed))).splitlines())) == list(typed.values())
+
+
 def restored(*links: str) -> list[dict[str, Any]]:
     """The states that the page's own code makes of links, one after the other."""
     program = """

@@ -50,6 +50,9 @@ def test_the_list_of_models_is_closed_without_a_choice(visit: Open) -> None:
     page.focus("#add")
     page.wait_for_selector("#models li")
     page.locator("#models li", has_text="gpt2").first.wait_for(state="detached")
+    for typed, title in ("deepseek r1", "DeepSeek-R1"), ("phi4", "Phi-4"), ("llama3.1:8b", "Llama 3.1 8B"):
+        page.fill("#add", typed)
+        until(page, "title => document.querySelector('#models li b')?.textContent === title", title)
     page.fill("#add", "gpt-2 small")
     page.locator("#models li", has_text="GPT-2 small").first.click()
     until(page, "document.querySelectorAll('.chip').length === 2")

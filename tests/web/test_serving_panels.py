@@ -81,7 +81,12 @@ def test_servers_and_their_load(visit: Open, run: Any) -> None:
     assert front.locator(".line").count() == min(len(on_front), 6)
     assert f"{chosen['concurrency']} users" in page.locator("#serve .readout").first.inner_text()
     prompt = page.get_by_label("Tokens in")
-    for typed, kept, message in ("abc", "4096", "abc: expected a whole number from 1 to 4,194,304"), ("2k", "2048", ""):
+    expected = "expected a whole number from 1 to 4,194,304"
+    for typed, kept, message in (
+        ("abc", "4096", f"abc: {expected}"),
+        ("1,5", "4096", f"1,5: {expected}"),
+        ("2k", "2048", ""),
+    ):
         prompt.fill(typed)
         prompt.press("Enter")
         assert prompt.input_value() == kept

@@ -12,9 +12,12 @@ export function modelList(input, choose) {
   let models = null, shown = [], active = -1;
 
   const loaded = () => (models ??= fetch(here("models.json")).then((found) => found.json()).catch(() => { models = null; return []; }));
+  /** Letters and digits alone, so that `phi4` and `deepseek r1` find Phi-4 and DeepSeek-R1. */
+  const bare = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
   /** Whether the text is a model's name or title (2), or the beginning of one (1). */
-  const near = (model, text) => Math.max(...[model.name, model.title.toLowerCase()].map((one) => (one === text ? 2 : one.startsWith(text) ? 1 : 0)));
-  const matches = (model, words) => words.every((word) => `${model.name} ${model.title} ${model.developer} ${model.released}`.toLowerCase().includes(word));
+  const near = (model, text) => Math.max(...[model.name, model.title].map((name) => (bare(name) === bare(text) ? 2 : bare(name).startsWith(bare(text)) ? 1 : 0)));
+  const fits = (value, word) => value.toLowerCase().includes(word) || (bare(word) && bare(value).includes(bare(word)));
+  const matches = (model, words) => words.every((word) => [model.name, model.title, model.developer, model.released].some((value) => fits(value, word)));
 
   function mark(index) {
     active = index;

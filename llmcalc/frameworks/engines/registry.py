@@ -114,7 +114,7 @@ def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
     engine_name, equals_signs, version_text = engine_text.partition("==")
     if not equals_signs and "=" in engine_name and engine_name.partition("=")[0].strip().lower() in FOLDERS:
-        raise InputError(f"--engine {engine_text}: one sign of two; expected such as {engine_name.replace('=', '==')}")
+        raise InputError(f"--engine {engine_text}: expected two equals signs: {engine_name.replace('=', '==')}")
     serving_engine = engine(engine_name.strip().lower())
     if equals_signs and not version_text.strip():
         raise InputError(
