@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr
-from .config import Config, is_json_integer
+from .config import SIZES, Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
@@ -102,7 +103,9 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
-        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_model_type
+        no_class = {"architectures": []} if family.generates_text else {}
+        wrapper_fields = {**_tying_field(family, config_data), **_text_fields_of_root(family, config_data), **no_class}
+        return "", {**config_data, **wrapper_fields}, wrapped_model_type
     if not isinstance(text_section, dict):
         raise InputError(f"{section_name}: {short_repr(text_section)}; expected a table of fields")
     text_model_type = text_section.get("model_type") or wrapped_model_type
@@ -113,7 +116,6 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.generates_text:
         architecture_field = {"architectures": []}
     text_fields = {
-        **family.text_defaults,
         **text_section,
         **architecture_field,  # the whole class has the head, whatever class the section names
         **_tying_field(family, config_data),
@@ -125,6 +127,23 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
         return f"{section_name}.{path}", inner_fields, text_model_type
     return f"{section_name}.", text_fields, text_model_type
+
+
+def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
+    """Returns the text model's record with the defaults that the wrapper's class has for it.
+
+    A config without the section has other ones than one with an empty section (`mistral3`, `got_ocr2`). Sizes of a text
+    model beside no section are those of its own code.
+    """
+    if root_family.text_type is None:
+        return text_family
+    text_defaults = root_family.text_defaults
+    if root_config.get(root_family.text_section) is None:
+        has_sizes = any(size_field in root_config for size_field in SIZES)
+        text_defaults = (
+            {} if has_sizes else {**text_defaults, **(root_family.defaults.get(root_family.text_section) or {})}
+        )
+    return replace(text_family, defaults={**text_family.defaults, **text_defaults}) if text_defaults else text_family
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +162,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
-    whatever the default of the wrapper's class.
+    where the wrapper's class ties by default. A class that unties by default does so where no section states a value.
     """
     if family.tying_source == "never":
         return {"tie_word_embeddings": False}
@@ -153,6 +172,10 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     stated_tying = next(
         (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
+    if stated_tying is None and family.tying_source == "wrapper":
+        text_section = root_config.get(family.text_section) or {}
+        is_untied = family.defaults.get("tie_word_embeddings") is False and not {*tying_fields} & text_section.keys()
+        return {"tie_word_embeddings": False} if is_untied else {}
     if (
         stated_tying is None
         or family.tying_source == "text"
@@ -399,7 +422,10 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     """
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
-    root_model_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
+    root_model_type = usual_name(root_config["model_type"])
+    family = _with_defaults_of_wrapper(
+        family_of(model_type, section_path, root_config), family_of(root_model_type), root_config
+    )
     _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
         raise InputError(
