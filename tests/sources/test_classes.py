@@ -254,17 +254,19 @@ def test_the_defaults_are_those_of_the_configuration_classes() -> None:
     assert DEFAULTS.read_text() == written_defaults(), "run python -m tests.sources.test_classes"
 
 
-WITHOUT_SECTIONS = """
+WITHOUT_SIZES = """
     FunAsrNanoForConditionalGeneration GotOcr2ForConditionalGeneration PaliGemmaForConditionalGeneration
     Qwen3ASRForConditionalGeneration VoxtralForConditionalGeneration Nemotron3_5TranscribeForConditionalGeneration
-    Qwen2_5OmniThinkerForConditionalGeneration Qwen3VLMoeForConditionalGeneration
+    Qwen2_5OmniThinkerForConditionalGeneration Qwen3VLMoeForConditionalGeneration GitForCausalLM Glm4MoeForCausalLM
     """
-"""Classes of wrappers with other defaults of text, or of tying, than the text model's class."""
+"""Classes of wrappers with other defaults of text, or of tying, than the text model's class, and two whose defaults no
+other test counts.
+"""
 
 
-@pytest.mark.parametrize("class_name", WITHOUT_SECTIONS.split())
-def test_a_wrapper_without_a_text_section_is_counted_with_the_defaults_of_its_class(class_name: str) -> None:
-    """The class of the wrapper says what a config leaves out."""
+@pytest.mark.parametrize("class_name", WITHOUT_SIZES.split())
+def test_a_config_without_sizes_is_counted_with_the_defaults_of_its_class(class_name: str) -> None:
+    """The class of a wrapper says what a missing text section is."""
     pytest.importorskip("transformers")
     config = {"model_type": model_type_of_class_name(class_name), "architectures": [class_name]}
     model = build_class_model(config, will_run=False)

@@ -12,7 +12,7 @@ from ...errors import InputError, short_repr
 from .config import SIZES, Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
-from .family import Family
+from .family import Family, is_untied
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of, head_kind_of_config
 from .parts import with_router_fields
 from .registry import (
@@ -116,6 +116,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.generates_text:
         architecture_field = {"architectures": []}
     text_fields = {
+        **family.text_defaults,
         **text_section,
         **architecture_field,  # the whole class has the head, whatever class the section names
         **_tying_field(family, config_data),
@@ -130,20 +131,16 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 
 def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
-    """Returns the text model's record with the defaults that the wrapper's class has for it.
+    """Returns the text model's record, with the wrapper's defaults for a section that is not given.
 
-    A config without the section has other ones than one with an empty section (`mistral3`, `got_ocr2`). Sizes of a text
-    model beside no section are those of its own code.
+    They may differ from those of an empty section (`mistral3`, `got_ocr2`). A config without a section that has sizes
+    of a text model is read with the text model's defaults.
     """
-    if root_family.text_type is None:
+    is_given = root_family.text_type is None or root_config.get(root_family.text_section) is not None
+    if is_given or any(size_field in root_config for size_field in SIZES):
         return text_family
-    text_defaults = root_family.text_defaults
-    if root_config.get(root_family.text_section) is None:
-        has_sizes = any(size_field in root_config for size_field in SIZES)
-        text_defaults = (
-            {} if has_sizes else {**text_defaults, **(root_family.defaults.get(root_family.text_section) or {})}
-        )
-    return replace(text_family, defaults={**text_family.defaults, **text_defaults}) if text_defaults else text_family
+    section_defaults = root_family.defaults.get(root_family.text_section) or {}
+    return replace(text_family, defaults={**text_family.defaults, **root_family.text_defaults, **section_defaults})
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,6 +318,17 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     ]
 
 
+def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> list[str]:
+    """Returns a remark on parameters that the class has beside those of the architecture if its head is untied."""
+    if model_fields["tie_word_embeddings"] or model_fields["head"]["type"] != "lm":
+        return []
+    return [
+        f"not counted of the class of transformers: {deviation.explanation}"
+        for deviation in family.deviations
+        if deviation.quantity == "parameters" and deviation.applies_to is is_untied
+    ]
+
+
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
     family, class_name = family_of(model_type), architecture_of(root_config)
@@ -489,6 +497,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *projection_notes,
         *uncounted_notes,
         *_tying_remark(root_model_type, root_config, model_fields),
+        *_remarks_on_untied_head(family, model_fields),
     ]
     is_draft = FILE_OF[model_type].startswith("drafts.")
     if "mtp" not in model_fields and model_fields["head"]["type"] == "lm" and not is_draft:
