@@ -103,7 +103,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
-        no_class = {"architectures": []} if family.generates_text else {}
+        no_class: dict[str, Any] = {"architectures": []} if family.generates_text else {}
         wrapper_fields = {**_tying_field(family, config_data), **_text_fields_of_root(family, config_data), **no_class}
         return "", {**config_data, **wrapper_fields}, wrapped_model_type
     if not isinstance(text_section, dict):
