@@ -16,10 +16,14 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.sources import huggingface
+from llmcalc.sources.huggingface.config import IRRELEVANT
 from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_kind_of_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_type_of_class_name, model_types
 from llmcalc.sources.huggingface.towers import SECTIONS
+from llmcalc.witnesses.module_measurements import parameters
+from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import json_lines
 from tests.sources.expert_weights import float32_weights
 
@@ -179,6 +183,10 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 
 
+UNREAD_DEFAULTS = IRRELEVANT - {"rope_parameters", "rms_norm_eps", "layer_norm_eps"}
+"""Fields of a text section whose defaults change no answer."""
+
+
 def is_plain(value: Any) -> bool:
     """Whether a default is a finite number, a text, null, or a list of them."""
     if isinstance(value, list):
@@ -201,18 +209,68 @@ def defaults_of(cls: Any) -> dict[str, Any]:
     return {name: default for name, default in lists.items() if is_plain(default)}
 
 
+def section_defaults(kind: str) -> dict[str, Any]:
+    """Returns the defaults that a wrapper's class has for a text section that its config lacks, where they differ.
+
+    They differ from those of the text model's own class. What this class computes from the others is left out.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family = family_of(kind)
+    section = getattr(CONFIG_MAPPING[kind](), family.text_section, None) if family.text_type in CONFIG_MAPPING else None
+    if not hasattr(section, "to_dict"):
+        return {}
+    cls = CONFIG_MAPPING[family.text_type]
+    read = {*defaults_of(cls), "rope_parameters"} - UNREAD_DEFAULTS
+    stated, usual = (
+        {name: value for name, value in config.to_dict().items() if name in read} for config in (section, cls())
+    )
+    changed = {name: value for name, value in stated.items() if value != usual[name] and not isinstance(value, list)}
+    computed = cls(**changed).to_dict()
+    return changed | {name: value for name, value in stated.items() if value != computed[name]}
+
+
 def written_defaults() -> str:
     """Returns the text of `defaults.json`: a line per model type with a configuration class."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kinds = [kind for kind in sorted(model_types()) if kind in CONFIG_MAPPING and not family_of(kind).source]
-    return json_lines({kind: defaults_of(CONFIG_MAPPING[kind]) for kind in kinds}) + "\n"
+    sections = {kind: {family_of(kind).text_section: section_defaults(kind)} for kind in kinds}
+    return (
+        json_lines(
+            {
+                kind: defaults_of(CONFIG_MAPPING[kind])
+                | {name: table for name, table in sections[kind].items() if table}
+                for kind in kinds
+            }
+        )
+        + "\n"
+    )
 
 
 def test_the_defaults_are_those_of_the_configuration_classes() -> None:
     """Another default in another version of transformers fails here."""
     pytest.importorskip("transformers")
     assert DEFAULTS.read_text() == written_defaults(), "run python -m tests.sources.test_classes"
+
+
+WITHOUT_SIZES = """
+    FunAsrNanoForConditionalGeneration GotOcr2ForConditionalGeneration PaliGemmaForConditionalGeneration
+    Qwen3ASRForConditionalGeneration VoxtralForConditionalGeneration Nemotron3_5TranscribeForConditionalGeneration
+    Qwen2_5OmniThinkerForConditionalGeneration Qwen3VLMoeForConditionalGeneration GitForCausalLM Glm4MoeForCausalLM
+    """
+"""Classes of wrappers with other defaults of text, or of tying, than the text model's class, and two whose defaults no
+other test counts.
+"""
+
+
+@pytest.mark.parametrize("class_name", WITHOUT_SIZES.split())
+def test_a_config_without_sizes_is_counted_with_the_defaults_of_its_class(class_name: str) -> None:
+    """The class of a wrapper says what a missing text section is."""
+    pytest.importorskip("transformers")
+    config = {"model_type": model_type_of_class_name(class_name), "architectures": [class_name]}
+    model = build_class_model(config, will_run=False)
+    assert llmcalc.params(config, with_towers=True).document["params"]["total"] == parameters(model)[""]
 
 
 def written_others() -> str:

@@ -37,6 +37,11 @@ IRRELEVANT = frozenset(
 )
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
 
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+SIZES = (*WIDTHS, *DEPTHS)
+"""Fields of a text model, of which one is at the top of a config without a section for it."""
+
 MOST: dict[str, int] = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr
-from .config import Config, is_json_integer
+from .config import SIZES, Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
-from .family import Family
+from .family import Family, is_untied
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of, head_kind_of_config
 from .parts import with_router_fields
 from .registry import (
@@ -102,7 +103,9 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
-        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_model_type
+        no_class: dict[str, Any] = {"architectures": []} if family.generates_text else {}
+        wrapper_fields = {**_tying_field(family, config_data), **_text_fields_of_root(family, config_data), **no_class}
+        return "", {**config_data, **wrapper_fields}, wrapped_model_type
     if not isinstance(text_section, dict):
         raise InputError(f"{section_name}: {short_repr(text_section)}; expected a table of fields")
     text_model_type = text_section.get("model_type") or wrapped_model_type
@@ -127,6 +130,19 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     return f"{section_name}.", text_fields, text_model_type
 
 
+def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
+    """Returns the text model's record, with the wrapper's defaults for a section that is not given.
+
+    They may differ from those of an empty section (`mistral3`, `got_ocr2`). A config without a section that has sizes
+    of a text model is read with the text model's defaults.
+    """
+    is_given = root_family.text_type is None or root_config.get(root_family.text_section) is not None
+    if is_given or any(size_field in root_config for size_field in SIZES):
+        return text_family
+    section_defaults = root_family.defaults.get(root_family.text_section) or {}
+    return replace(text_family, defaults={**text_family.defaults, **root_family.text_defaults, **section_defaults})
+
+
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
@@ -143,7 +159,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
-    whatever the default of the wrapper's class.
+    where the wrapper's class ties by default. A class that unties by default does so where no section states a value.
     """
     if family.tying_source == "never":
         return {"tie_word_embeddings": False}
@@ -153,6 +169,10 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     stated_tying = next(
         (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
+    if stated_tying is None and family.tying_source == "wrapper":
+        text_section = root_config.get(family.text_section) or {}
+        is_untied = family.defaults.get("tie_word_embeddings") is False and not {*tying_fields} & text_section.keys()
+        return {"tie_word_embeddings": False} if is_untied else {}
     if (
         stated_tying is None
         or family.tying_source == "text"
@@ -298,6 +318,17 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     ]
 
 
+def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> list[str]:
+    """Returns a remark on parameters that the class has beside those of the architecture if its head is untied."""
+    if model_fields["tie_word_embeddings"] or model_fields["head"]["type"] != "lm":
+        return []
+    return [
+        f"not counted of the class of transformers: {deviation.explanation}"
+        for deviation in family.deviations
+        if deviation.quantity == "parameters" and deviation.applies_to is is_untied
+    ]
+
+
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
     family, class_name = family_of(model_type), architecture_of(root_config)
@@ -399,7 +430,10 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     """
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
-    root_model_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
+    root_model_type = usual_name(root_config["model_type"])
+    family = _with_defaults_of_wrapper(
+        family_of(model_type, section_path, root_config), family_of(root_model_type), root_config
+    )
     _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
         raise InputError(
@@ -463,6 +497,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *projection_notes,
         *uncounted_notes,
         *_tying_remark(root_model_type, root_config, model_fields),
+        *_remarks_on_untied_head(family, model_fields),
     ]
     is_draft = FILE_OF[model_type].startswith("drafts.")
     if "mtp" not in model_fields and model_fields["head"]["type"] == "lm" and not is_draft:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, short_repr
+from .config import DEPTHS, SIZES, WIDTHS
 from .description import ConfigDescription
 from .registry import FILE_OF, family_of, usual_name
 
@@ -13,11 +14,6 @@ OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_confi
 """Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their
 own forms.
 """
-
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
-SIZES = (*WIDTHS, *DEPTHS)
-"""Fields of a text model, of which one is at the top of a config without a section for it."""
 
 USUAL_SIZES = {**dict.fromkeys(WIDTHS, "hidden_size"), **dict.fromkeys(DEPTHS, "num_hidden_layers")}
 """A size's name in published configs → its usual one."""

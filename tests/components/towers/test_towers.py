@@ -103,7 +103,8 @@ def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
     """A small config of a wrapper around the first shape of its text model."""
     text, cls = family_of(kind).text_type, WRAPPERS[kind][0] if kind in WRAPPERS else "ForConditionalGeneration"
     if text is None:
-        return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
+        fields = {**FLAT, "model_type": kind, "architectures": [cls], **shape}
+        return {name: value for name, value in fields.items() if value is not None}
     section = family_of(kind).text_section
     if family_of(text).text_type is not None:  # a wrapper of a wrapper
         inner_shape = WRAPPERS[text][2][0] if text in WRAPPERS else {}

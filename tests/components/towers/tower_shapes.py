@@ -163,6 +163,7 @@ QFORMER: dict[str, Any] = {
     "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
+GIT = {"max_position_embeddings": 64, "num_key_value_heads": None}
 BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
 BLIP_1 = {"model_type": "blip_vision_model", "image_size": 16}
 GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
@@ -999,6 +1000,18 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for vision, name in ((SIGLIP, "Siglip"), (SIGLIP2, "Siglip2"))
     },
+    "git": (
+        "GitForCausalLM",
+        {"git.image_encoder": ("image_encoder",), "git.visual_projection": ("visual_projection",)},
+        [
+            {**GIT, "vision_config": {**CLIP, "model_type": "git_vision_model"}},
+            {
+                **GIT,
+                "vision_config": {**CLIP, "model_type": "git_vision_model", "image_size": 16, "num_channels": 1},
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
     "blip": (
         "BlipForConditionalGeneration",
         {"vision_model": ("vision_model",)},

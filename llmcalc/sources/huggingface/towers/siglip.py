@@ -1,13 +1,14 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
 
-transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision,
-    lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6.
+transformers: models/siglip, siglip2 and clip, in models/git, gemma3, shieldgemma2, paligemma, aya_vision,
+    cohere2_vision, lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ....errors import short_repr
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
@@ -154,6 +155,21 @@ def _read_clip(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     return {
         "vision_model": clip_encoder(config),
         "visual_projection": projector(config.integer("hidden_size"), linear_layer),
+    }
+
+
+def _read_git(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads GIT: CLIP's encoder, and a linear layer and a norm over all of its vectors."""
+    image_count = root_config.get("num_image_with_embedding")
+    if image_count is not None:
+        config.notes.append(f"num_image_with_embedding: vectors of {short_repr(image_count)} images are not counted")
+    out_norm = layernorm(config.number("layer_norm_eps"))
+    linear_layer = (text_hidden_size, True, "identity")
+    return {
+        "image_encoder": clip_encoder(config),
+        "visual_projection": projector(
+            config.integer("hidden_size"), linear_layer, out_norm=out_norm, reads_class_embedding=True
+        ),
     }
 
 
@@ -375,6 +391,9 @@ WRAPPERS = {
         kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP}, {"projection_dim": 512})
         for kind in ("clip", "metaclip_2")
     },
+    "git": vision_section(
+        _read_git, {"git_vision_model": {**CLIP, "patch_size": 16}}, {"num_image_with_embedding": None}
+    ),
     "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
     "siglip2": vision_section(
         lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2}

@@ -40,10 +40,18 @@ def _read_blip_text_model(config: Config) -> Table:
 FAMILIES = {
     "git": Family(
         lambda config: _caption_decoder(config, {"bias": True}),
+        ignored_fields=frozenset({"vision_config"}),  # read with the encoder
         tower_class_prefixes="Git",
-        uncounted_encoders={"vision_config": "git_vision_model"},
-        uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
-        modules={**module_names("bert"), "lm_head": "output"},
+        tower_file="siglip",
+        uncounted_modules="git.img_temporal_embedding",
+        modules={
+            **module_names("bert"),
+            "lm_head": "output",
+            "towers.image_encoder": "image_encoder.vision_model",
+            "towers.visual_projection": "visual_projection",
+            "towers.visual_projection.map_1": "visual_projection.0",
+            "towers.visual_projection.out_norm": "visual_projection.1",
+        },
         dropout_fields=BERT_DROPOUT,
     ),
     "blip": Family(

@@ -31,9 +31,12 @@ from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 
 
 def _read_glm4_moe(config: Config) -> Table:
-    """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
+    """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias, and heads need not fill the hidden size."""
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config, QKV), **norm)
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim") or hidden_size // head_count
+    biases = attention_biases(config, QKV)
+    mixer = attention(config, head_dim=head_dim, position=rope(config, 0.5), **biases, **norm)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 

@@ -60,9 +60,9 @@ def _read_nemotron(config: Config) -> Table:
 
 def layer_kinds(config: Config) -> list[str]:
     """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
-    field_name = (
-        "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
-    )
+    is_listed = config.has("layer_types") or config.has("layers_block_type")
+    has_default_list = config.defaults.get("layers_block_type") and not config.has("hybrid_override_pattern")
+    field_name = "layer_types" if is_listed or has_default_list else "hybrid_override_pattern"
     layer_pattern_text: Any = config.get(field_name)
     layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field_name)
     parsed_kinds = [KINDS.get(letter, "") for letter in layer_letters]
