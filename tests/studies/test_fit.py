@@ -282,6 +282,22 @@ def test_experts_beside_weights_of_4_bits_are_advised_in_4_bits(run: Any) -> Non
         assert ("routed experts stay in 16 bits" in " ".join(out.split())) is said
 
 
+@pytest.mark.parametrize("devices", [None, 1])
+def test_the_verdict_is_there_before_the_changes(monkeypatch: pytest.MonkeyPatch, devices: int | None) -> None:
+    """A program that asks for `.ok` of many models waits for no advice."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a change was tried")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("llmcalc.studies.fit._evaluate_changes", refuse)
+        answer = llmcalc.fit("smollm2-135m", hardware="1GiB", users=64, devices=devices)
+        assert not answer.ok
+        with pytest.raises(AssertionError, match="a change was tried"):
+            answer.report()
+    assert answer.document["changes"]
+
+
 def test_changes_are_joined_where_no_single_one_suffices() -> None:
     found = fit(memory(decoder(), Settings("training", batch=64, seq=64)), hardware(300 * 2**20))
     assert found.fit.verdict == "no"
