@@ -114,8 +114,9 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
         memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
     )
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
-    assert len(replays) == 1 + FEW_CHANGES
+    assert len(replays) == 1
     assert len(fitting.changes) == FEW_CHANGES
+    assert len(replays) == 1 + FEW_CHANGES
 
 
 @pytest.mark.parametrize(
