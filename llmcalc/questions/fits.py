@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
@@ -11,6 +13,9 @@ from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
 from .runs import RunQuestion, check_framework, in_words_of_file
+
+if TYPE_CHECKING:
+    from ..studies.fit import SettingChange
 
 
 @in_words_of_file
@@ -110,12 +115,11 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    fit_answer = None
+    engine_answer = None
     if usual_engine is not None and has_gguf_weights(run_memory):
-        fit_answer = usual_engine.fit_with_engine_buffers(run_memory)
-    fit_answer = fit_answer or fit(run_memory, hardware, partial(gguf_fit, preset))
-    served_users = ServedUsers.of_answer(fit_answer, usual_engine)
-    fit_answer = with_decoding_seconds(fit_answer, hardware, served_users.users)
+        engine_answer = usual_engine.fit_with_engine_buffers(run_memory)
+    answer_on_device = engine_answer or fit(run_memory, hardware, partial(gguf_fit, preset))
+    served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
     device_options = hardware_options(
         run_memory,
         run_question.accelerators,
@@ -123,27 +127,32 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         run_question.cuda_runtime_on,
         partial(gguf_option, preset, run_memory),
     )
-    if fit_answer.fit.verdict == "no":
-        sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+    memory_fit = answer_on_device.fit
+
+    def find_changes() -> Iterable[SettingChange]:
+        if memory_fit.verdict != "no":
+            return answer_on_device.changes
+        sufficient_changes = [change for change in answer_on_device.changes if change.fit.verdict != "no"]
+        setting_changes: list[dict[str, Any]] = []
+        if not answer_on_device.engine_title:
+            setting_changes = changes_with_more_devices(run_memory, hardware, sufficient_changes)
         device_changes = fitting_changes_on_several_devices(
-            run_memory,
-            device_options,
-            layout,
-            run_question.cuda_runtime_on,
-            [] if fit_answer.engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
+            run_memory, device_options, layout, run_question.cuda_runtime_on, setting_changes
         )
-        insufficient_changes = fit_answer.changes[len(sufficient_changes) :]
+        insufficient_changes = answer_on_device.changes[len(sufficient_changes) :]
         shorter_runs = (
-            [] if sufficient_changes else shorter_narrow_runs(run_memory, fit_answer.fit, partial(gguf_fit, preset))
+            [] if sufficient_changes else shorter_narrow_runs(run_memory, memory_fit, partial(gguf_fit, preset))
         )
-        setting_changes = (
+        return (
             *served_users.changes, *sufficient_changes, *device_changes, *shorter_runs, *insufficient_changes
         )  # fmt: skip
-        fit_answer = replace(fit_answer, changes=setting_changes)
+
+    fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
+    fit_answer = replace(fit_answer, find_changes=find_changes)
     return ReportedAnswer(
         fit_answer,
         lambda: report(preset, fit_answer, device_options, served_users.notes),
-        fit_answer.fit.verdict != "no",
+        memory_fit.verdict != "no",
     )
 
 

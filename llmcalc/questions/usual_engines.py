@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -187,7 +188,9 @@ class UsualEngine:
                     change_text = cli_options(settings, serves_users=True)
                     memory_changes.append(SettingChange(change_text, MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
-        return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
+        return FitAnswer(
+            run_memory, memory_fit, batch, seq, partial(tuple, memory_changes), engine_title=self.record.title
+        )
 
     def fit_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> ServingFitAnswer | None:
         """Returns whether replicas fit, each with its layers divided among accelerators; None if bytes are unknown.
@@ -209,7 +212,8 @@ class UsualEngine:
             if larger_option is not None and larger_option.fit.verdict != "no":
                 fewest_layout = larger_option.layout
                 device_change = SettingChange(larger_option.command_options, larger_option.fit)
-                fit_answer = replace(fit_answer, changes=(device_change, *fit_answer.changes))
+                all_changes = (device_change, *fit_answer.changes)
+                fit_answer = replace(fit_answer, find_changes=partial(tuple, all_changes))
         return ServingFitAnswer(
             run_memory,
             tuple(replicas),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import field, replace
+from functools import cache, cached_property, partial
 from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -64,7 +64,7 @@ class FitAnswer:
     fit: the verdict on the run.
     batch: number of sequences that fits with the run's sequence length, where one more does not; 0 if none does.
     seq: sequence length that fits with the run's batch, where one token more does not; 0 if none does.
-    changes: changes that make it fit, cheapest first, then insufficient ones; empty if the run fits.
+    find_changes: finds `changes`, which may take longer than all the rest.
     decoding: a token of every user, of the run and of the most users that fit; empty without a time.
     engine_title: the engine whose buffers decide; empty for the kernels of torch.
     """
@@ -73,9 +73,14 @@ class FitAnswer:
     fit: MemoryFit
     batch: int
     seq: int
-    changes: tuple[SettingChange, ...]
+    find_changes: Callable[[], Iterable[SettingChange]] = field(repr=False, compare=False)
     decoding: tuple[TimedRun, ...] = ()
     engine_title: str = ""
+
+    @cached_property
+    def changes(self) -> tuple[SettingChange, ...]:
+        """Changes that make it fit, cheapest first, then insufficient ones; empty if the run fits."""
+        return tuple(self.find_changes())
 
 
 EngineFit: TypeAlias = Callable[[Memory, Hardware], MemoryFit | None]
@@ -89,10 +94,10 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
     """
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
-    setting_changes: tuple[SettingChange, ...] = ()
+    find_changes: Callable[[], Iterable[SettingChange]] = tuple
     if current_fit.verdict == "no":
-        setting_changes = tuple(_memory_saving_changes(model_memory, current_fit, batch, seq, fit_with_engine))
-    return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
+        find_changes = partial(_memory_saving_changes, model_memory, current_fit, batch, seq, fit_with_engine)
+    return FitAnswer(model_memory, current_fit, batch, seq, find_changes)
 
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:

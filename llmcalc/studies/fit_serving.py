@@ -92,16 +92,16 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
-    batch, seq, setting_changes = fit_of_fullest_rank.batch, fit_of_fullest_rank.seq, fit_of_fullest_rank.changes
+    batch, seq = fit_of_fullest_rank.batch, fit_of_fullest_rank.seq
+    device_changes: list[SettingChange] = []
     for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not is_fitting and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
-        setting_changes = (
-            SettingChange(devices_option(fewest_layout.world_size, fewest_layout), larger_replica.fit),
-            *setting_changes,
+        device_changes.append(
+            SettingChange(devices_option(fewest_layout.world_size, fewest_layout), larger_replica.fit)
         )
     timed_replicas = [
         replace(replica, decoding=time_decoded_token(model_memory, hardware, replica.layout))
@@ -115,7 +115,12 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
-        replace(fit_of_fullest_rank, batch=batch, seq=seq, changes=setting_changes),
+        replace(
+            fit_of_fullest_rank,
+            batch=batch,
+            seq=seq,
+            find_changes=lambda: (*device_changes, *fit_of_fullest_rank.changes),
+        ),
         untried_count,
         tuple(uncounted_layouts),
     )

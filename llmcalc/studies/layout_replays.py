@@ -30,15 +30,15 @@ class ReplayTask(NamedTuple):
 
     run: the layout and its run.
     first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
-    upper_bounds: of the bytes of each stage's ranks, which are not replayed if an earlier one has as many; empty
-        (default) to replay all.
+    stage_peaks: the estimated bytes of each stage's ranks, which are not replayed if they surely need no more than an
+        earlier one; empty (default) to replay all.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
     work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """
 
     run: LayoutRun
     first_stage: int | None = None
-    upper_bounds: tuple[int, ...] = ()
+    stage_peaks: tuple[int, ...] = ()
     byte_limit: int | None = None
     work_limit: int | None = None
 
@@ -76,8 +76,14 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, repl
         for rank in cluster.ranks_that_may_need_most:
             if largest_bytes and replay_task.work_limit is not None and counted_work().total > replay_task.work_limit:
                 break
-            if replay_task.upper_bounds and replay_task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
-                continue
+            if replay_task.first_stage is not None:
+                upper_bound = framework.estimate_errors.upper_bound_of_stage(
+                    replay_task.stage_peaks[layout.coordinates(rank).pp],
+                    replay_task.stage_peaks[replay_task.first_stage],
+                    first_stage_bytes,
+                )
+                if upper_bound <= largest_bytes:
+                    continue
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
@@ -159,9 +165,8 @@ class LayoutReplays:
         work_limit = self._budget.units_left if has_no_limit else None
         if layout_run.layout.pp == 1:
             return ReplayTask(layout_run, byte_limit=byte_limit, work_limit=work_limit)
-        stage_peaks = self._stage_peaks(*layout_run)
-        upper_bounds = tuple(map(self._framework.estimate_errors.upper_bound, stage_peaks))
-        return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), upper_bounds, byte_limit, work_limit)
+        stage_peaks = tuple(self._stage_peaks(*layout_run))
+        return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), stage_peaks, byte_limit, work_limit)
 
     def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""

@@ -114,8 +114,9 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
         memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
     )
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
-    assert len(replays) == 1 + FEW_CHANGES
+    assert len(replays) == 1
     assert len(fitting.changes) == FEW_CHANGES
+    assert len(replays) == 1 + FEW_CHANGES
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,22 @@ def test_experts_beside_weights_of_4_bits_are_advised_in_4_bits(run: Any) -> Non
     for words, said in (((), True), (("--quantized-experts",), False)):
         out = run("memory", "mixtral-8x7b?num_hidden_layers=8", *qlora, *words, "--notes")[1]
         assert ("routed experts stay in 16 bits" in " ".join(out.split())) is said
+
+
+@pytest.mark.parametrize("devices", [None, 1])
+def test_the_verdict_is_there_before_the_changes(monkeypatch: pytest.MonkeyPatch, devices: int | None) -> None:
+    """A program that asks for `.ok` of many models waits for no advice."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a change was tried")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("llmcalc.studies.fit._evaluate_changes", refuse)
+        answer = llmcalc.fit("smollm2-135m", hardware="1GiB", users=64, devices=devices)
+        assert not answer.ok
+        with pytest.raises(AssertionError, match="a change was tried"):
+            answer.report()
+    assert answer.document["changes"]
 
 
 def test_changes_are_joined_where_no_single_one_suffices() -> None:

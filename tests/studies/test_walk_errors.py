@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from llmcalc import load
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.framework import EstimateErrors
+from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
+from llmcalc.studies.layout_candidates import AS_CONFIGURED
+from llmcalc.studies.layout_replays import LayoutRun, ReplayTask, replay_layout
 from tests.samples import spread, with_rest
 from tests.studies.walk_errors import errors
 
@@ -42,11 +46,46 @@ def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, frame
 
 @pytest.mark.parametrize("framework", with_rest({name: name for name in NAMES if name != "deepspeed"}, ("megatron",)))
 def test_a_rank_of_any_stage_needs_no_more_than_is_stated(framework: str) -> None:
-    """A replay of a layout leaves out the ranks of stages whose estimate with this margin is below another rank's."""
-    stage_errors = list(errors(framework, "qwen3-0.6b", 512, 2, pp=4))
+    """A replay of a layout leaves out the ranks of stages whose estimate with this margin is below another rank's.
+
+    By the replay of the stage with the largest estimate, a rank of another stage needs at most 0.13 of its estimate
+    more than the difference of the estimates says, in 250 layouts of ten models of 0.6 to 671 billion parameters, dense
+    and with experts, of 512, 2,048 and 8,192 tokens on 16 and 256 devices under Megatron-Core.
+    """
+    stated = framework_named(framework).estimate_errors
+    model, devices = ("mixtral-8x7b", 256) if framework == "megatron" else ("qwen3-0.6b", 16)
+    stage_errors = [*errors(framework, "qwen3-0.6b", 512, 2, pp=4), *errors(framework, model, 2048, 2, devices, pp=4)]
     assert stage_errors
     for error in stage_errors:
-        assert error.largest_stage_share <= framework_named(framework).estimate_errors.share_above, error
+        assert error.largest_stage_share <= stated.share_above, error
+        assert error.largest_difference_share <= stated.share_between_stages, error
+
+
+def test_the_bound_of_a_stage_follows_from_the_replay_of_another() -> None:
+    stated = EstimateErrors(share_below=0.04, share_above=1.0, share_between_stages=0.25)
+    assert stated.upper_bound_of_stage(40, 100, 110) == 40 + (110 - 100) + 10
+    assert stated.upper_bound_of_stage(8, 100, 130) == 2 * 8  # small ones have the bound of their own estimate
+
+
+@pytest.mark.parametrize(("micro_batches", "replayed_stages"), [(1, [3, 3]), (64, [0, 3, 3])])
+def test_ranks_that_surely_need_less_are_not_replayed(
+    monkeypatch: pytest.MonkeyPatch, micro_batches: int, replayed_stages: list[int]
+) -> None:
+    """With one micro-batch in flight the stage of the loss needs most, with several the first stage too."""
+    replays: list[int] = []
+    replay = Cluster._replay
+
+    def counted(self: Cluster, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
+        replays.append(self.layout.coordinates(rank).pp)
+        return replay(self, rank, cuda_runtime)
+
+    monkeypatch.setattr(Cluster, "_replay", counted)
+    run = memory(load("qwen3-0.6b").model, Settings("training", seq=8192, num_microbatches=micro_batches))
+    layout, megatron = Layout(pp=4, dp=2, zero=1), framework_named("megatron")
+    peaks = tuple(megatron.estimate(run).peaks_by_stage(layout, micro_batches))
+    first_stage = peaks.index(max(peaks))
+    replay_layout(run, megatron, "", ReplayTask(LayoutRun(layout, micro_batches, AS_CONFIGURED), first_stage, peaks))
+    assert replays == replayed_stages
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -28,7 +28,11 @@ DEVICES = 16
 
 
 class Error(NamedTuple):
-    """The error of one layout. walked, replayed: bytes of its worst rank. largest_stage_share: of its stages' ranks."""
+    """The error of one layout. walked, replayed: bytes of its worst rank. largest_stage_share: of its stages' ranks.
+
+    largest_difference_share: of its stages' ranks, from the replay of the stage with the largest estimate and the
+        difference of both estimates.
+    """
 
     framework: str
     model: str
@@ -37,6 +41,7 @@ class Error(NamedTuple):
     walked: int
     replayed: int
     largest_stage_share: float
+    largest_difference_share: float
 
     @property
     def share(self) -> float:
@@ -64,13 +69,26 @@ def errors(
         try:
             stage_peaks = walk.peaks_by_stage(layout, batches)
             cluster = Cluster.with_framework(one.with_changes(num_microbatches=batches), layout, framework)
-            stage_shares = [
-                cluster.rank_memory(rank, one.cuda_runtime).device.device_bytes
-                / stage_peaks[layout.coordinates(rank).pp]
+            first_rank = layout.rank(pp=stage_peaks.index(max(stage_peaks)))
+            excess_of_first = cluster.rank_memory(first_rank, one.cuda_runtime).device.device_bytes - max(stage_peaks)
+            stage_excesses = [
+                (
+                    cluster.rank_memory(rank, one.cuda_runtime).device.device_bytes - stage_peaks[stage],
+                    stage_peaks[stage],
+                )
                 for rank in cluster.ranks_that_may_need_most
+                for stage in (layout.coordinates(rank).pp,)
             ]
-            device_bytes = cluster.device_rank.device.device_bytes
-            yield Error(framework, model, seq, layout.options(), max(stage_peaks), device_bytes, max(stage_shares) - 1)
+            yield Error(
+                framework,
+                model,
+                seq,
+                layout.options(),
+                max(stage_peaks),
+                cluster.device_rank.device.device_bytes,
+                max(excess / estimate for excess, estimate in stage_excesses),
+                max((excess - excess_of_first) / estimate for excess, estimate in stage_excesses),
+            )
         except InputError:
             continue
 
@@ -90,6 +108,10 @@ def main() -> None:
             )
         error = max(grid_errors, key=lambda one: one.largest_stage_share)
         print(f"  of a stage: {error.largest_stage_share:+.3f} {error.model} --seq {error.seq} {error.options}")
+        error = max(grid_errors, key=lambda one: one.largest_difference_share)
+        print(
+            f"  between stages: {error.largest_difference_share:+.3f} {error.model} --seq {error.seq} {error.options}"
+        )
 
 
 if __name__ == "__main__":
