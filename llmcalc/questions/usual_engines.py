@@ -19,6 +19,7 @@ from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import even_stage_sizes
 from ..sources.preset import Preset
+from ..sources.presets import checkpoint_of_tag
 from ..studies.decoding import has_gguf_weights, time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
@@ -37,15 +38,19 @@ FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 
-def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:
+def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
     """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
 
-    None where the engine has none, or where a format of the weights is stated or published.
+    model_target: the TARGET; a tag of Ollama's library may state the scheme. None where the engine has none, or where a format of the weights is stated or published.
     """
     settings = memory.settings
     is_format_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
     if is_format_stated or DTYPE_BITS[memory.published_dtype] < 16:
         return None
+    tagged_checkpoint = checkpoint_of_tag(model_target)
+    if tagged_checkpoint is not None:
+        scheme = tagged_checkpoint[1]
+        return scheme, f"weights in {'16 bits' if scheme == 'none' else scheme}, as the tag says"
     return engine_and_version(engine_name)[0].usual_scheme
 
 

@@ -18,6 +18,8 @@ from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_i
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
     LONGEST_NAME,
+    NEWEST_TAG,
+    checkpoint_of_tag,
     find_by_repository,
     find_preset,
     known_checkpoint,
@@ -70,7 +72,10 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
-    model_target = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
+    library_name = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
+    if library_name != model_target and not re.search("[/:?]", library_name):
+        library_name += NEWEST_TAG
+    model_target = library_name
     hub_id = hub_id_of(model_target)
     if hub_id:
         return hub_id, ()
@@ -166,6 +171,10 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
             f"{model_target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
         )
+    tagged_checkpoint = checkpoint_of_tag(model_target)
+    if tagged_checkpoint is not None:
+        preset = tagged_checkpoint[0].name
+        return preset, preset, read_preset(preset)
     if is_hub_id(model_target):
         return _describe_hub_model(model_target, head, allow_unknown)
     preset = find_by_repository(model_target)
