@@ -20,7 +20,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import even_stage_sizes
 from ..sources.preset import Preset
 from ..sources.presets import checkpoint_of_tag
-from ..studies.decoding import has_gguf_weights, time_decoded_token, usual_stack
+from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
     MOST_SEQ,
@@ -41,7 +41,8 @@ FORMATS = "dtype", "kv_dtype", "quantize"
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
     """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
 
-    model_target: the TARGET; a tag of Ollama's library may state the scheme. None where the engine has none, or where a format of the weights is stated or published.
+    model_target: the TARGET; a tag of Ollama's library may state the scheme.
+    None where the engine has none, or where a format of the weights is stated or published.
     """
     settings = memory.settings
     is_format_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
@@ -342,7 +343,7 @@ def _engine_that_divides_layers(
 
 def _engine_of_gguf_weights(preset: Preset, run_memory: Memory, hardware: Hardware) -> UsualEngine | None:
     """Returns the usual engine of a GGUF file's weights; None for other weights, and where it does not run."""
-    return UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    return UsualEngine.of_run(preset, run_memory, hardware)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:

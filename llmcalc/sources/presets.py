@@ -109,8 +109,8 @@ NEWEST_IN_LIBRARY = {
 """Name in Ollama's library → the preset of its tag `latest`.
 
 README.md of Ollama 0.9, "Model library" (`ollama run llama3.2`: 3B, 2.0 GB), and the sizes that `ollama list` prints:
-deepseek-r1 and qwen3 5.2 GB, gemma2 5.4 GB, gemma4 9.6 GB (8.0B), gpt-oss 13 GB, mixtral 26 GB, phi3 2.2 GB, qwen2.5 and
-qwen2.5-coder 4.7 GB, qwen3-coder 18 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB.
+deepseek-r1 and qwen3 5.2 GB, gemma2 5.4 GB, gemma4 9.6 GB (8.0B), gpt-oss 13 GB, mixtral 26 GB, phi3 2.2 GB, qwen2.5
+and qwen2.5-coder 4.7 GB, qwen3-coder 18 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB.
 """
 
 
@@ -133,7 +133,7 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
 
 
 def _newest_of_library(name: str) -> str | None:
-    """Returns the preset of a name in Ollama's library without a tag, or with the tag `latest`; None for other names."""
+    """Returns the preset of a name in Ollama's library without a tag or with `latest`; None for other names."""
     library_name = name.lower().removesuffix(NEWEST_TAG)
     if library_name == name.lower():
         return None if name in model_names() else NEWEST_IN_LIBRARY.get(library_name)
@@ -143,7 +143,8 @@ def _newest_of_library(name: str) -> str | None:
 def _preset_of_tag(tag: str) -> str | None:
     """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
 
-    Of a name without a size it is that of the tag `latest`. Else it is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
+    Of a name without a size it is that of the tag `latest`. Else it is the one whose name goes on with the active
+    parameters, else the only one whose name goes on; None without one.
     """
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
+from .hardware import preset_with_spelling
 from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
@@ -313,6 +314,11 @@ def _unknown_target_error(model_target: str) -> str:
         return (
             f"'{model_target}' is a kind of draft models; expected a draft's own config: its hub id, "
             "folder or config.json"
+        )
+    if len(model_target) <= LONGEST_NAME and preset_with_spelling(model_target) is not None:
+        return (
+            f"'{model_target}' is an accelerator; expected a model's name (llmcalc hardware {model_target} has its "
+            f"figures, and --hardware {model_target} is beside a model)"
         )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
