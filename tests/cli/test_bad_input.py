@@ -335,6 +335,15 @@ USAGE = {
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
+    "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
+    "expected the size of their memory alone",
+    "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware h100 has its figures",
+    "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
+    "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",
+    "time llama3-8b --hardware h100 --devices 96 --pp 48": "--pp 48: more stages than the 32 layers; nearest layouts: "
+    "--pp 32 --dp 3",
+    "cost llama3-8b --hardware h100 --devices 96 --pp 48 --tokens 1T": "most because more stages than layers; nearest "
+    "layouts: --pp 32 --dp 3",
     "memory llama3-8b --engine lmdeploy": "--engine: LMDeploy is not modelled; without --engine, memory has the",
     "fit llama3-8b --engine exllamav3": "EXL2 and EXL3, are not modelled; without --engine, a scheme with about as",
     "time llama3-8b --hardware h100 --n-cpu-moe 9": "llmcalc memory, fit and kv take it with --engine llama.cpp",

@@ -208,6 +208,45 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
 
 
+def test_a_tag_with_a_format_is_the_model_in_that_format() -> None:
+    tag, typed = (
+        fit(f"{words} --hardware rtx-3060")
+        for words in ("llama3.2:3b-instruct-q8_0", "llama3.2-3b --quantize q8_0 --seq 4096")
+    )
+    assert (tag["engine"], tag["device_bytes"], tag["decoding"]) == (
+        "llama.cpp",
+        typed["device_bytes"],
+        typed["decoding"],
+    )
+    assert not any("as most tags without a format have" in note for note in tag["notes"])
+    times = (
+        json.loads(command("time", *words, "--hardware", "rtx-3060", "--format", "json").out)
+        for words in (("llama3.2:3b-instruct-q8_0",), ("llama3.2-3b", "--quantize", "q8_0", "--seq", "4095"))
+    )
+    assert len({time["seconds"]["likely"] for time in times}) == 1
+    served = command("memory", "gemma3:4b-it-qat", "--engine", "ollama", "--hardware", "rtx-3060").out
+    assert "q4_0; with token embeddings" in served
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "gpt-oss:20b --hardware rtx-4090",  # in MXFP4, as published
+        "llama3.2:3b-instruct-fp16 --hardware rtx-3060",
+        "gpt-oss:20b --hardware m4-16gb",
+        "gemma3-4b --hardware m3 --seq 8k",
+        "llama3.1-8b --hardware gtx-1080 --seq 4k",
+    ],
+)
+def test_fit_counts_the_buffers_of_the_engine_whose_time_it_has(run: str) -> None:
+    """Where llama.cpp is the usual engine, its buffers decide, as with `--engine llama.cpp`, not torch's kernels."""
+    answer = fit(run)
+    seq = "" if "--seq" in run else f" --seq {answer['workload']['seq']}"
+    (option, *_) = fit(f"{run}{seq} --engine llama.cpp")["options"]
+    assert answer["engine"] == "llama.cpp"
+    assert (answer["verdict"] != "no") == (option["flags"] == {"--n-gpu-layers": "all"})
+
+
 def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144, up to the model's."""
 
