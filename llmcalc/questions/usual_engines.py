@@ -44,14 +44,14 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
     None where the engine has none, or where a format of the weights is stated or published.
     """
-    settings = memory.settings
-    is_format_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
-    if is_format_stated or DTYPE_BITS[memory.published_dtype] < 16:
+    settings, tagged_checkpoint = memory.settings, checkpoint_of_tag(model_target)
+    if settings.quantize or settings.dtype is not None:
         return None
-    tagged_checkpoint = checkpoint_of_tag(model_target)
     if tagged_checkpoint is not None:
         scheme = tagged_checkpoint[1]
         return scheme, f"weights in {'16 bits' if scheme == 'none' else scheme}, as the tag says"
+    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16:
+        return None
     return engine_and_version(engine_name)[0].usual_scheme
 
 

@@ -202,8 +202,7 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
         assert of_tag.get("seconds") == of_scheme.get("seconds")
     assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
     assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
-    gpt_oss = [fit(f"{name} --hardware 24GiB --seq 32k")["notes"] for name in ("gpt-oss:20b", "gpt-oss-20b")]
-    assert gpt_oss[0] == gpt_oss[1]
+    assert remark not in fit("gpt-oss:20b --hardware 24GiB --seq 32k")["notes"]  # published in MXFP4
     training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
 
@@ -223,7 +222,7 @@ def test_a_tag_with_a_format_is_the_model_in_that_format() -> None:
         json.loads(command("time", *words, "--hardware", "rtx-3060", "--format", "json").out)
         for words in (("llama3.2:3b-instruct-q8_0",), ("llama3.2-3b", "--quantize", "q8_0", "--seq", "4095"))
     )
-    assert len({time["seconds"]["likely"] for time in times}) == 1
+    assert len({json.dumps(time["seconds"]) for time in times}) == 1
     served = command("memory", "gemma3:4b-it-qat", "--engine", "ollama", "--hardware", "rtx-3060").out
     assert "q4_0; with token embeddings" in served
 
@@ -353,7 +352,7 @@ def test_an_engine_that_holds_fewer_users_says_how_many() -> None:
     """llama.cpp was said to hold 0 users where it holds all but three, because it does not start with all of them."""
     run = "gemma3-27b --hardware m3-ultra-256gb"
     timed_users = fit(run)["decoding"][-1]["users"]
-    assert 1 < timed_users < fit(run)["largest"]["users"]
+    assert 1 < timed_users == fit(run)["largest"]["users"]
     (option,) = fit(f"{run} --engine llama.cpp --quantize none --users {timed_users} --seq 32k")["options"]
     assert option["fits"]
     assert "by its own budget vLLM does not start with it" in fit_screen("gpt-oss-20b --hardware rtx-4060-ti-16gb")
