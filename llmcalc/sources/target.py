@@ -318,7 +318,7 @@ def _unknown_target_error(model_target: str) -> str:
     if len(model_target) <= LONGEST_NAME and preset_with_spelling(model_target) is not None:
         return (
             f"'{model_target}' is an accelerator; expected a model's name (llmcalc hardware {model_target} has its "
-            f"figures, and --hardware {model_target} is beside a model)"
+            "figures)"
         )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
