@@ -50,7 +50,8 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if tagged_checkpoint is not None:
         scheme = tagged_checkpoint[1]
         return scheme, f"weights in {'16 bits' if scheme == 'none' else scheme}, as the tag says"
-    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16:
+    is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
+    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 

@@ -128,7 +128,8 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names."""
     is_tag = re.fullmatch(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}", name) is not None
     preset_and_scheme = known_checkpoint(name) if is_tag and "gguf" not in name.lower() else None
-    is_read = preset_and_scheme is not None and preset_and_scheme[1] and not preset_and_scheme[1].startswith("ud")
+    scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
+    is_read = scheme == "none" or (re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud"))
     return preset_and_scheme if is_read else None
 
 

@@ -214,6 +214,7 @@ def test_tags_of_ollama_state_their_format() -> None:
         ("llama3.1:8b-instruct-fp16", ("llama3.1-8b", "none")),
         ("glm-4.7-flash:q4_K_M", ("glm-4.7-flash", "q4_k_m")),
         ("qwen3:8b", None),
+        ("qwen3:8b-fp8", None),
         ("unsloth/Qwen3-8B-GGUF:Q8_0", None),
         ("Qwen3-8B-GGUF:Q8_0", None),
     ):

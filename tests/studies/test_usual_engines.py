@@ -202,6 +202,8 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
         assert of_tag.get("seconds") == of_scheme.get("seconds")
     assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
     assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
+    for name in ("nomic-embed-text:latest", "mxbai-embed-large:latest"):  # `ollama list`: 274 and 669 MB, in F16
+        assert remark not in fit(f"{name} --hardware rtx-3060")["notes"]
     assert remark not in fit("gpt-oss:20b --hardware 24GiB --seq 32k")["notes"]  # published in MXFP4
     training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
