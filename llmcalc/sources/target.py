@@ -316,10 +316,7 @@ def _unknown_target_error(model_target: str) -> str:
             "folder or config.json"
         )
     if len(model_target) <= LONGEST_NAME and preset_with_spelling(model_target) is not None:
-        return (
-            f"'{model_target}' is an accelerator; expected a model's name (llmcalc hardware {model_target} has its "
-            "figures)"
-        )
+        return f"'{model_target}' is an accelerator; expected a model's name (llmcalc hardware has their figures)"
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"

@@ -337,7 +337,7 @@ USAGE = {
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
     "expected the size of their memory alone",
-    "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware h100 has its figures",
+    "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
     "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
     "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",
     "time llama3-8b --hardware h100 --devices 96 --pp 48": "--pp 48: more stages than the 32 layers; nearest layouts: "
