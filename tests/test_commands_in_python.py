@@ -398,7 +398,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.memory("gpt2", hardware=["h100", "h1000"]), "no accelerator"),
     (lambda: llmcalc.fit("gpt2", hardware=["h100", "a100"]), "--hardware: h100-sxm and a100-80gb"),  # type: ignore[arg-type]
     (lambda: llmcalc.memory("gpt2", batchs=2), "batchs: there is no such option. Did you mean batch"),
-    (lambda: llmcalc.fit("gpt2", "h100", dp=2), "--devices: missing"),
+    (lambda: llmcalc.fit("gpt2", "h100", zero=3), "--devices: missing"),
     (lambda: llmcalc.plan("gpt2", "h100"), "--devices: missing"),
     (llmcalc.compare, "missing argument TARGET"),
     (lambda: llmcalc.compare("gpt2", sort="size"), "--sort: "),

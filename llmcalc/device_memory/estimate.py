@@ -76,6 +76,7 @@ class Memory:
     model_config: the model's `config.json`; None if it has none.
     cuda_runtime: memory of the accelerator's runtime, default that of an H100.
     other_models: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
+    is_library_tag: whether the model is a tag of Ollama's library, whose weights in 16 bits or MXFP4 are a GGUF file.
     """
 
     spec: ModelSpec
@@ -85,6 +86,7 @@ class Memory:
     model_config: Mapping[str, Any] | Checkpoint | None = None
     cuda_runtime: CudaRuntime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
+    is_library_tag: bool = False
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
@@ -137,7 +139,11 @@ class Memory:
             self.other_models,
             self._quantized_sizes,
         )
-        return replace(changed_memory, _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks)
+        return replace(
+            changed_memory,
+            is_library_tag=self.is_library_tag,
+            _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks,
+        )
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""

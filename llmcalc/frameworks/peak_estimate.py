@@ -24,10 +24,9 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import cached_rank_program, representative_stage
+from ..parallel.rank_program import cached_rank_program, representative_stage, routed_experts
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
-from ..parallel.search import routed_experts
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes

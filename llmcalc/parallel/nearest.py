@@ -15,8 +15,8 @@ from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, layers_of_stages
 from .layout_request import LayoutRequest
 from .rank_model import rank_model
-from .rank_program import COPIED, NEAR_ROWS, TENSOR, RankAxes, model_axes
-from .search import even_stage_sizes, routed_experts, tokens_multiple
+from .rank_program import COPIED, NEAR_ROWS, TENSOR, RankAxes, model_axes, routed_experts
+from .search import even_stage_sizes, tokens_multiple
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
 """Sizes of groups that a suggestion may change."""

@@ -478,6 +478,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | RankChu
         and (refusal_reason := no_pipeline_reason(spec))
     ):
         raise InputError(f"--pp {rank_axes.layout.pp}: {refusal_reason}; expected --pp 1")
+    check_experts(spec, rank_axes.layout.ep)
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(rank_flow)
     rank_flow.remove_other_stages()
@@ -598,6 +599,22 @@ def stage_program_key(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
 
 MAX_STAGES = 1024
 """Number of stages that are kept."""
+
+
+def routed_experts(spec: ModelSpec) -> int:
+    """Returns the largest number of routed experts in a layer; 0 without experts."""
+    expert_counts = (
+        operation.options["experts"].size
+        for operation in spec.shared_program.root.steps()
+        if operation.verb == "experts"
+    )
+    return max(expert_counts, default=0)
+
+
+def check_experts(spec: ModelSpec, ep: int) -> None:
+    """Raises `InputError` for ranks that divide the experts of a model without any. ep: ranks that divide them."""
+    if ep > 1 and not routed_experts(spec):
+        raise InputError(f"--ep {ep}: the model has no routed experts to divide; remove it")
 
 
 def no_pipeline_reason(spec: ModelSpec) -> str:

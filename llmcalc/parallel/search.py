@@ -16,7 +16,14 @@ from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Zero, layers_of_stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
+from .rank_program import (
+    RankAxes,
+    check_experts,
+    divides_state_space_groups,
+    model_axes,
+    no_pipeline_reason,
+    routed_experts,
+)
 from .schedules import check_micro_batches
 
 CHUNKS = (1, 2, 4)
@@ -97,8 +104,7 @@ def search_layouts(
         _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
         if layout_search.possible_layouts:
             return layout_search
-    if not expert_count and (layout_request.ep or 1) > 1:
-        raise InputError(f"--ep {layout_request.ep}: the model has no routed experts to divide; remove it")
+    check_experts(spec, layout_request.ep or 1)
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
@@ -383,16 +389,6 @@ def layout_refusal(axes: Iterable[Axis], layout: Layout, layer_count: int, micro
     except InputError:
         return ROUNDS
     return ""
-
-
-def routed_experts(spec: ModelSpec) -> int:
-    """Returns the largest number of routed experts in a layer; 0 without experts."""
-    expert_counts = (
-        operation.options["experts"].size
-        for operation in spec.shared_program.root.steps()
-        if operation.verb == "experts"
-    )
-    return max(expert_counts, default=0)
 
 
 def _expert_groups(expert_count: int, ranks: int) -> list[int]:

@@ -23,7 +23,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.checkpoint_name import preset_in_named_format
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
-from ..sources.presets import known_checkpoint, scheme_in_name
+from ..sources.presets import checkpoint_of_tag, known_checkpoint, scheme_in_name
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
@@ -135,7 +135,11 @@ class EngineQuestion:
                 del engine_flags[engine.field_of_option("--seq")]  # of each user; the engine's flag may be that of all
                 engine_flags = engine.flags_for_users(self.preset, engine_flags, users, seq)
         scheme_name = self.quantize
-        if scheme_name is None and engine.reads_library_tags and engine.usual_scheme is None:
+        if (
+            scheme_name is None
+            and engine.reads_library_tags
+            and (engine.usual_scheme is None or checkpoint_of_tag(self.preset.target))
+        ):
             from .runs import scheme_of_tag
 
             scheme_name = scheme_of_tag(self.preset)

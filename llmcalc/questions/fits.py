@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
@@ -34,7 +34,11 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     is_training = run_question.settings.phase == "training"
     run_question = replace(run_question, is_tried=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators of the layout")
+        layout_devices = layout.layout().world_size
+        if layout_devices == 1:
+            raise InputError("--devices: missing; expected the number of accelerators of the layout")
+        layout = replace(layout, devices=layout_devices)
+        run_question = replace(run_question, layout=layout)
     if global_batch is not None:
         if hardware is None:
             raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
@@ -110,13 +114,13 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     from ..reports.fit import report
     from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
-    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
+    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit, gguf_option
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     engine_answer = None
-    if usual_engine is not None and has_gguf_weights(run_memory):
+    if usual_engine is not None:
         engine_answer = usual_engine.fit_with_engine_buffers(run_memory)
     answer_on_device = engine_answer or fit(run_memory, hardware, partial(gguf_fit, preset))
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
@@ -133,11 +137,14 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         if memory_fit.verdict != "no":
             return answer_on_device.changes
         sufficient_changes = [change for change in answer_on_device.changes if change.fit.verdict != "no"]
-        setting_changes: list[dict[str, Any]] = []
-        if not answer_on_device.engine_title:
-            setting_changes = changes_with_more_devices(run_memory, hardware, sufficient_changes)
+        engine_title = answer_on_device.engine_title
+        has_other_format = engine_title and run_memory.states.quantized_size and not has_gguf_weights(run_memory)
         device_changes = fitting_changes_on_several_devices(
-            run_memory, device_options, layout, run_question.cuda_runtime_on, setting_changes
+            run_memory,
+            [] if has_other_format and is_whole_computer(hardware) else device_options,
+            layout,
+            run_question.cuda_runtime_on,
+            [] if engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = answer_on_device.changes[len(sufficient_changes) :]
         shorter_runs = (

@@ -144,7 +144,10 @@ class RunQuestion(RunOptions):
             return self
         from .usual_engines import usual_scheme_of
 
-        run_question, usual_scheme = self, usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
+        run_question, usual_scheme = (
+            self,
+            usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target),
+        )
         if usual_scheme is not None:
             run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
         return run_question._with_tag_context()
@@ -152,6 +155,7 @@ class RunQuestion(RunOptions):
     def _with_tag_context(self) -> RunQuestion:
         """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
         from ..frameworks.engines.registry import engine
+        from ..studies.decoding import has_gguf_weights
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
@@ -161,7 +165,7 @@ class RunQuestion(RunOptions):
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
             or library_engine.default_context is None
-            or not self._has_weights_of_ollama()
+            or not has_gguf_weights(self.memory_on_one_device())
         ):
             return self
         devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica: without a stated size it is on as few as hold it
@@ -177,17 +181,6 @@ class RunQuestion(RunOptions):
             preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),
             settings=settings.with_changes(seq=context - (settings.phase == "decode")),
         )
-
-    def _has_weights_of_ollama(self) -> bool:
-        """Whether Ollama loads the run's weights: of a GGUF file, in 16 bits (`none`), or published in MXFP4."""
-        from ..studies.decoding import has_gguf_weights
-
-        run_memory = self.memory_on_one_device()
-        quantized_size, scheme_name = run_memory.states.quantized_size, self.settings.quantize
-        if quantized_size is None:
-            return scheme_name is not None
-        is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
-        return is_published_mxfp4 or has_gguf_weights(run_memory)
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -235,9 +228,10 @@ class RunQuestion(RunOptions):
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._is_float16_training:
             settings = settings.with_changes(precision="fp16-master")
-        return memory(
+        run_memory = memory(
             preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
         )
+        return replace(run_memory, is_library_tag=self.launch is None and is_library_tag(preset.target))
 
     @property
     def _is_float16_training(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, short_repr
-from ..parallel.layout import ONE_DEVICE, Layout
+from ..parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
@@ -322,7 +322,8 @@ def _with_fewest_options(
 def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..frameworks.registry import layout_of
-    from ..parallel.search import BATCH
+    from ..parallel.nearest import nearest_layouts_text
+    from ..parallel.search import BATCH, EXPERTS, HEADS, LAYERS, WIDTHS
     from ..studies.plan import TOO_MUCH
     from .plans import untried_frameworks
 
@@ -339,9 +340,12 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
                 f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
                 f"expected {expected_text}"
             )
+        suggestion = ""
+        if refusal_reason in (HEADS, WIDTHS, LAYERS, EXPERTS):
+            suggestion = nearest_layouts_text(run_question.preset.model, run_question.layout, run_question.tokens)
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
-            f"most because {refusal_reason}; expected --step with a measured step"
+            f"most because {refusal_reason}; {suggestion or 'expected --step with a measured step'}"
         )
     is_typed_without_full = run_question.settings.recompute not in (None, "full")
     memory_advice = "more devices, --recompute full" if is_typed_without_full else "more devices"
@@ -522,8 +526,10 @@ def ask_timed_plan(
 
 def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.rank_program import check_experts
     from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
+    from .usual_engines import layer_count
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
@@ -566,6 +572,9 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             layout, engine_bytes = _llama_cpp_layout(run_question.preset, run_memory, hardware, layout_request)
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
+        check_experts(run_memory.spec, layout.ep)
+        if layout.pp > (layers := layer_count(run_memory)):
+            raise ImpossibleLayout(f"--pp {layout.pp}: more stages than the {layers} layers")
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         return replace(
@@ -652,7 +661,7 @@ def _with_usual_scheme(
             is_typed = run_question.settings.quantize is not None
             return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, title))
         engine_name = LIBRARY_ENGINE
-    usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
+    usual_scheme = usual_scheme_of(run_memory, engine_name, run_question.preset.target) if engine_name else None
     if usual_scheme is None:
         return run_memory, ()
     scheme, remark = usual_scheme

@@ -20,7 +20,8 @@ from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import even_stage_sizes
 from ..sources.preset import Preset
-from ..studies.decoding import has_gguf_weights, time_decoded_token, usual_stack
+from ..sources.presets import checkpoint_of_tag
+from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
     MOST_SEQ,
@@ -38,14 +39,20 @@ FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 
-def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:
+def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
     """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
 
+    model_target: the TARGET; a tag of Ollama's library may state the scheme.
     None where the engine has none, or where a format of the weights is stated or published.
     """
-    settings = memory.settings
-    is_format_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
-    if is_format_stated or DTYPE_BITS[memory.published_dtype] < 16:
+    settings, tagged_checkpoint = memory.settings, checkpoint_of_tag(model_target)
+    if settings.quantize or settings.dtype is not None:
+        return None
+    if tagged_checkpoint is not None:
+        scheme = tagged_checkpoint[1]
+        return scheme, f"weights in {'16 bits' if scheme == 'none' else scheme}, as the tag says"
+    is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
+    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 
@@ -341,7 +348,7 @@ def _engine_that_divides_layers(
 
 def _engine_of_gguf_weights(preset: Preset, run_memory: Memory, hardware: Hardware) -> UsualEngine | None:
     """Returns the usual engine of a GGUF file's weights; None for other weights, and where it does not run."""
-    return UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    return UsualEngine.of_run(preset, run_memory, hardware)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:

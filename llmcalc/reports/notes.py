@@ -12,7 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -125,7 +125,8 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     from ..frameworks.engines.registry import engine
 
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
-    return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
+    is_assumed = scheme_name == library_scheme and checkpoint_of_tag(preset.target) is None
+    return [*([remark] if is_assumed else []), *preset.run_notes]
 
 
 def unread_format_notes(preset: Preset) -> list[str]:

@@ -101,6 +101,11 @@ PROCESSOR = re.compile(
 )
 """Words that name a processor, or its memory."""
 
+POCKET_COMPUTER = re.compile(
+    r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
+)
+"""Words that name a telephone, a tablet or a small computer."""
+
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
 
@@ -277,7 +282,7 @@ def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
 
 
 def _find_hardware_by_name(typed_name: str) -> Hardware:
-    hardware = _preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
+    hardware = preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
     if hardware is not None:
         return hardware
     if machine := accelerator_of_machine(typed_name):
@@ -318,16 +323,17 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: not understood as a memory size; expected {gib_text}GB or {gib_text}GiB"
         )
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
-    if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
+    if len(listed_names) > 1 and all(map(preset_with_spelling, listed_names)):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
-    if PROCESSOR.search(typed_name):
-        raise InputError(
-            f"--hardware: {typed_name}: processors have no figures here; expected the size of their memory alone, such "
-            "as 32GiB, or an accelerator (llmcalc hardware lists all)"
-        )
+    for pattern, kind in ((PROCESSOR, "processors"), (POCKET_COMPUTER, "telephones and small computers")):
+        if pattern.search(typed_name):
+            raise InputError(
+                f"--hardware: {typed_name}: {kind} have no figures here; expected the size of their memory alone, such "
+                "as 32GiB, or an accelerator (llmcalc hardware lists all)"
+            )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
@@ -347,13 +353,13 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
         for name in dict.fromkeys(
             (count_match["name"], re.sub("s$", "", count_match["name"], flags=re.I))
         ):  # an L40S, two 4090s
-            hardware = memory_only_hardware(name) or _preset_with_spelling(name) or _hardware_of_memory_size(name)
+            hardware = memory_only_hardware(name) or preset_with_spelling(name) or _hardware_of_memory_size(name)
             if hardware is not None and accelerator_count > 0:
                 return accelerator_count, hardware
     return None
 
 
-def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
+def preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     normalized_names = _normalized_arguments(hardware_argument)
     matching_names = (name for name in hardware_names() if normalized(name) in normalized_names)

@@ -79,19 +79,77 @@ LIBRARY_ENGINE = "ollama"
 """The engine whose library has these tags."""
 
 
+NEWEST_TAG = ":latest"
+"""The tag that Ollama takes for a name without one."""
+
+NEWEST_IN_LIBRARY = {
+    "codellama": "codellama-7b",
+    "deepseek-r1": "deepseek-r1-0528-qwen3-8b",
+    "gemma2": "gemma2-9b",
+    "gemma3": "gemma3-4b",
+    "gemma4": "gemma4-e4b",
+    "gpt-oss": "gpt-oss-20b",
+    "llama2": "llama2-7b",
+    "llama3": "llama3-8b",
+    "llama3.1": "llama3.1-8b",
+    "llama3.2": "llama3.2-3b",
+    "llama3.2-vision": "llama3.2-11b-vision",
+    "llama3.3": "llama3.3-70b",
+    "mistral": "mistral-7b-v0.3",
+    "mixtral": "mixtral-8x7b",
+    "phi3": "phi3-mini",
+    "qwen2.5": "qwen2.5-7b",
+    "qwen2.5-coder": "qwen2.5-coder-7b",
+    "qwen3": "qwen3-8b",
+    "qwen3-coder": "qwen3-coder-30b-a3b",
+    "qwen3-vl": "qwen3-vl-8b",
+    "qwen3.5": "qwen3.5-9b",
+    "qwen3.6": "qwen3.6-35b-a3b",
+}
+"""Name in Ollama's library → the preset of its tag `latest`.
+
+README.md of Ollama 0.9, "Model library" (`ollama run llama3.2`: 3B, 2.0 GB), and the sizes that `ollama list` prints:
+deepseek-r1 and qwen3 5.2 GB, gemma2 5.4 GB, gemma4 9.6 GB (8.0B), gpt-oss 13 GB, mixtral 26 GB, phi3 2.2 GB, qwen2.5
+and qwen2.5-coder 4.7 GB, qwen3-coder 18 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB.
+"""
+
+
 def is_library_tag(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library that states sizes but no format, such as `qwen3:30b`."""
-    return _LIBRARY_TAG.fullmatch(name) is not None
+    """Whether a name is a tag of Ollama's library, such as `qwen3:30b`, `llama3.2:3b-instruct-q8_0` or `qwen3:latest`.
+
+    A name without a tag is one if it is no preset's: `llama3.2`, but not `deepseek-r1`.
+    """
+    if _LIBRARY_TAG.fullmatch(name) or _newest_of_library(name) is not None:
+        return True
+    return checkpoint_of_tag(name) is not None
+
+
+def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names."""
+    is_tag = re.fullmatch(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}", name) is not None
+    preset_and_scheme = known_checkpoint(name) if is_tag and "gguf" not in name.lower() else None
+    scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
+    is_read = scheme == "none" or (re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud"))
+    return preset_and_scheme if is_read else None
+
+
+def _newest_of_library(name: str) -> str | None:
+    """Returns the preset of a name in Ollama's library without a tag or with `latest`; None for other names."""
+    library_name = name.lower().removesuffix(NEWEST_TAG)
+    if library_name == name.lower():
+        return None if name in model_names() else NEWEST_IN_LIBRARY.get(library_name)
+    return NEWEST_IN_LIBRARY.get(library_name) or find_preset(library_name)
 
 
 def _preset_of_tag(tag: str) -> str | None:
     """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
 
-    It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
+    Of a name without a size it is that of the tag `latest`. Else it is the one whose name goes on with the active
+    parameters, else the only one whose name goes on; None without one.
     """
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
-        return None
+        return _newest_of_library(tag)
     tag_prefix = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
     longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
     active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")
@@ -303,9 +361,11 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         return None
     last_segment = _repository_name(checkpoint_name).rpartition("/")[2]
     schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
-    schemes_in_tags = SCHEMES_IN_TAGS if ":" in last_segment else ()
+    schemes_in_tags, separators = (SCHEMES_IN_TAGS, "[-_.:]") if ":" in last_segment else ((), "[-_.]")
     for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
-        name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
+        name_match = re.fullmatch(
+            rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE
+        )
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
+from .hardware import preset_with_spelling
 from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
     LONGEST_NAME,
+    NEWEST_TAG,
+    checkpoint_of_tag,
     find_by_repository,
     find_preset,
     known_checkpoint,
@@ -70,7 +73,10 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
-    model_target = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
+    library_name = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
+    if library_name != model_target and not re.search("[/:?]", library_name):
+        library_name += NEWEST_TAG
+    model_target = library_name
     hub_id = hub_id_of(model_target)
     if hub_id:
         return hub_id, ()
@@ -166,6 +172,10 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
             f"{model_target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
         )
+    tagged_checkpoint = checkpoint_of_tag(model_target)
+    if tagged_checkpoint is not None:
+        preset = tagged_checkpoint[0].name
+        return preset, preset, read_preset(preset)
     if is_hub_id(model_target):
         return _describe_hub_model(model_target, head, allow_unknown)
     preset = find_by_repository(model_target)
@@ -305,6 +315,8 @@ def _unknown_target_error(model_target: str) -> str:
             f"'{model_target}' is a kind of draft models; expected a draft's own config: its hub id, "
             "folder or config.json"
         )
+    if len(model_target) <= LONGEST_NAME and preset_with_spelling(model_target) is not None:
+        return f"'{model_target}' is an accelerator; expected a model's name (llmcalc hardware has their figures)"
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"

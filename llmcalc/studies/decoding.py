@@ -53,9 +53,15 @@ def runs_llama_cpp(hardware: Hardware) -> bool:
 
 
 def has_gguf_weights(model_memory: Memory) -> bool:
-    """Whether the weights come from a GGUF file, the format of llama.cpp."""
-    quantized_size = model_memory.states.quantized_size
-    return quantized_size is not None and isinstance(quantized_size.scheme, GGUFMix)
+    """Whether the weights come from a GGUF file, the format of llama.cpp.
+
+    Those of a tag of Ollama's library do in 16 bits (`none`) too, and as published in MXFP4.
+    """
+    quantized_size, scheme_name = model_memory.states.quantized_size, model_memory.settings.quantize
+    if quantized_size is None:
+        return model_memory.is_library_tag and scheme_name is not None
+    is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
+    return isinstance(quantized_size.scheme, GGUFMix) or (model_memory.is_library_tag and is_published_mxfp4)
 
 
 def has_mlx_weights(model_memory: Memory) -> bool:

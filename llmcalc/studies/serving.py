@@ -20,8 +20,7 @@ from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.rank import MissingKernels, ReserveExceedsMemory, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
-from ..parallel.rank_program import no_pipeline_reason
-from ..parallel.search import routed_experts
+from ..parallel.rank_program import no_pipeline_reason, routed_experts
 from ..sources.preset import Preset
 from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device

@@ -15,7 +15,7 @@ from ..algebra import Number
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
-from ..parallel.search import routed_experts
+from ..parallel.rank_program import routed_experts
 from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir

@@ -14,10 +14,12 @@ LARGEST = 2**40
 
 
 def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST) -> int:
-    """Validates an integer from `minimum` to `maximum` and returns it. Raises `InputError` for other values.
+    """Validates an integer from `minimum` to `maximum` and returns it. A float with a whole value is one: `8192.0`.
 
-    Raises `InputError`, naming the option, if it is not.
+    Raises `InputError`, naming the option, for other values.
     """
+    if isinstance(option_value, float) and option_value.is_integer():  # numbers in JSON have no other type
+        option_value = int(option_value)
     if isinstance(option_value, bool) or not hasattr(option_value, "__index__"):
         raise InputError(f"{option_name}: {short_repr(option_value)} is not a whole number; expected {minimum} or more")
     whole_number: int = index(option_value)  # an integer of NumPy too

@@ -320,7 +320,7 @@ USAGE = {
     "memory llama3-8b --n_ctx 4096": "No such option: --n_ctx; expected --seq",
     "memory llama3-8b --n_gpu_layers 35": "--n_gpu_layers; a flag of an engine needs --engine, such as llama.cpp",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
-    "params llama3": "Did you mean llama3-8b, llama3-70b, llama3.1-8b?",
+    "params qwen2": "Did you mean qwen2-7b, qwen2-72b, qwen2-0.5b?",
     "models": "there is no command 'models'. Did you mean presets?",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "serve mixtral-8x7b --tp 2 --enable-expert-parallel": "expected --ep N, as many as --tp times --dp",
@@ -340,6 +340,15 @@ USAGE = {
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
+    "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
+    "expected the size of their memory alone",
+    "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
+    "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
+    "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",
+    "time llama3-8b --hardware h100 --devices 96 --pp 48": "--pp 48: more stages than the 32 layers; nearest layouts: "
+    "--pp 32 --dp 3",
+    "cost llama3-8b --hardware h100 --devices 96 --pp 48 --tokens 1T": "most because more stages than layers; nearest "
+    "layouts: --pp 32 --dp 3",
     "memory llama3-8b --engine lmdeploy": "--engine: LMDeploy is not modelled; without --engine, memory has the",
     "fit llama3-8b --engine exllamav3": "EXL2 and EXL3, are not modelled; without --engine, a scheme with about as",
     "time llama3-8b --hardware h100 --n-cpu-moe 9": "llmcalc memory, fit and kv take it with --engine llama.cpp",

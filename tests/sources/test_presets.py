@@ -14,7 +14,15 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.questions.listings import ask_presets
 from llmcalc.sources.names import normalized, normalized_with_points
-from llmcalc.sources.presets import find_preset, load_preset, model_names, names_by_alias
+from llmcalc.sources.presets import (
+    NEWEST_IN_LIBRARY,
+    checkpoint_of_tag,
+    find_preset,
+    is_library_tag,
+    load_preset,
+    model_names,
+    names_by_alias,
+)
 from llmcalc.sources.search import search_presets
 from llmcalc.units import parse_count
 
@@ -173,6 +181,45 @@ def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
         ("qwen2.5:7", None),
     ):
         assert find_preset(tag) == name, tag
+
+
+def test_a_name_of_ollamas_library_without_a_size_is_its_tag_latest() -> None:
+    """README.md of Ollama, "Model library": `ollama run llama3.2` is 3B, `llama3.3` 70B, `gemma3` 4B, `mistral` 7B.
+
+    deepseek-r1:latest and qwen3:latest have 5.2 GB, the first with the id 6995872bfe4c of deepseek-r1:8b.
+    """
+    for name, preset_name in (
+        ("llama3.2", "llama3.2-3b"),
+        ("llama3.2:latest", "llama3.2-3b"),
+        ("Llama3.3:latest", "llama3.3-70b"),
+        ("gemma3", "gemma3-4b"),
+        ("mistral:latest", "mistral-7b-v0.3"),
+        ("qwen3:latest", "qwen3-8b"),
+        ("deepseek-r1:latest", "deepseek-r1-0528-qwen3-8b"),
+        ("deepseek-r1", "deepseek-r1"),  # a preset's own name
+        ("devstral:latest", "devstral-small-24b"),
+        ("phi4", "phi-4"),
+        ("no-such-model:latest", None),
+    ):
+        assert find_preset(name) == preset_name, name
+        assert is_library_tag(name) == (preset_name is not None and name not in ("deepseek-r1", "phi4")), name
+    assert all(preset_name in NAMES for preset_name in NEWEST_IN_LIBRARY.values())
+
+
+def test_tags_of_ollama_state_their_format() -> None:
+    for tag, name_and_scheme in (
+        ("llama3.2:3b-instruct-q8_0", ("llama3.2-3b", "q8_0")),
+        ("qwen3:30b-a3b-instruct-2507-q4_K_M", ("qwen3-30b-a3b-2507", "q4_k_m")),
+        ("gemma3:4b-it-qat", ("gemma3-4b", "q4_0")),
+        ("llama3.1:8b-instruct-fp16", ("llama3.1-8b", "none")),
+        ("glm-4.7-flash:q4_K_M", ("glm-4.7-flash", "q4_k_m")),
+        ("qwen3:8b", None),
+        ("qwen3:8b-fp8", None),
+        ("unsloth/Qwen3-8B-GGUF:Q8_0", None),
+        ("Qwen3-8B-GGUF:Q8_0", None),
+    ):
+        checkpoint = checkpoint_of_tag(tag)
+        assert (checkpoint and (checkpoint[0].name, checkpoint[1])) == name_and_scheme, tag
 
 
 class TestSearch:

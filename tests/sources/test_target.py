@@ -55,6 +55,11 @@ class TestAddress:
         ):
             preset = load(url)
             assert (preset.name, preset.target) == ("qwen3-8b", "qwen3:8b")
+        for url in ("ollama run phi4", "ollama.com/library/phi4"):
+            preset = load(url)
+            assert (preset.name, preset.target) == ("phi-4", "phi4:latest")
+        preset = load("ollama run llama3.2:3b-instruct-q8_0")
+        assert (preset.name, preset.target) == ("llama3.2-3b", "llama3.2:3b-instruct-q8_0")
 
     def test_it_finds_the_preset(self, run: Any) -> None:
         assert (

@@ -519,7 +519,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
     ("words", "message"),
     [
         (("plan", SMALL, "--hardware", "h100"), "--devices: missing; expected the number of accelerators"),
-        (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
+        (("fit", SMALL, "--hardware", "h100", "--sequence-parallel"), "--devices: missing"),
         (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: only applies to many devices"),
         (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plan is for training"),
         (("memory", SMALL, "--phase", "decode", "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp"),

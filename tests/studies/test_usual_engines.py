@@ -202,10 +202,50 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
         assert of_tag.get("seconds") == of_scheme.get("seconds")
     assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
     assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
-    gpt_oss = [fit(f"{name} --hardware 24GiB --seq 32k")["notes"] for name in ("gpt-oss:20b", "gpt-oss-20b")]
-    assert gpt_oss[0] == gpt_oss[1]
+    for name in ("nomic-embed-text:latest", "mxbai-embed-large:latest"):  # `ollama list`: 274 and 669 MB, in F16
+        assert remark not in fit(f"{name} --hardware rtx-3060")["notes"]
+    assert remark not in fit("gpt-oss:20b --hardware 24GiB --seq 32k")["notes"]  # published in MXFP4
     training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
+
+
+def test_a_tag_with_a_format_is_the_model_in_that_format() -> None:
+    tag, typed = (
+        fit(f"{words} --hardware rtx-3060")
+        for words in ("llama3.2:3b-instruct-q8_0", "llama3.2-3b --quantize q8_0 --seq 4096")
+    )
+    assert (tag["engine"], tag["device_bytes"], tag["decoding"]) == (
+        "llama.cpp",
+        typed["device_bytes"],
+        typed["decoding"],
+    )
+    assert not any("as most tags without a format have" in note for note in tag["notes"])
+    times = (
+        json.loads(command("time", *words, "--hardware", "rtx-3060", "--format", "json").out)
+        for words in (("llama3.2:3b-instruct-q8_0",), ("llama3.2-3b", "--quantize", "q8_0", "--seq", "4095"))
+    )
+    assert len({json.dumps(time["seconds"]) for time in times}) == 1
+    served = command("memory", "gemma3:4b-it-qat", "--engine", "ollama", "--hardware", "rtx-3060").out
+    assert "q4_0; with token embeddings" in served
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "gpt-oss:20b --hardware rtx-4090",  # in MXFP4, as published
+        "llama3.2:3b-instruct-fp16 --hardware rtx-3060",
+        "gpt-oss:20b --hardware m4-16gb",
+        "gemma3-4b --hardware m3 --seq 8k",
+        "llama3.1-8b --hardware gtx-1080 --seq 4k",
+    ],
+)
+def test_fit_counts_the_buffers_of_the_engine_whose_time_it_has(run: str) -> None:
+    """Where llama.cpp is the usual engine, its buffers decide, as with `--engine llama.cpp`, not torch's kernels."""
+    answer = fit(run)
+    seq = "" if "--seq" in run else f" --seq {answer['workload']['seq']}"
+    (option, *_) = fit(f"{run}{seq} --engine llama.cpp")["options"]
+    assert answer["engine"] == "llama.cpp"
+    assert (answer["verdict"] != "no") == (option["flags"] == {"--n-gpu-layers": "all"})
 
 
 def test_a_tag_has_the_context_of_ollama_by_default() -> None:
@@ -314,7 +354,7 @@ def test_an_engine_that_holds_fewer_users_says_how_many() -> None:
     """llama.cpp was said to hold 0 users where it holds all but three, because it does not start with all of them."""
     run = "gemma3-27b --hardware m3-ultra-256gb"
     timed_users = fit(run)["decoding"][-1]["users"]
-    assert 1 < timed_users < fit(run)["largest"]["users"]
+    assert 1 < timed_users == fit(run)["largest"]["users"]
     (option,) = fit(f"{run} --engine llama.cpp --quantize none --users {timed_users} --seq 32k")["options"]
     assert option["fits"]
     assert "by its own budget vLLM does not start with it" in fit_screen("gpt-oss-20b --hardware rtx-4060-ti-16gb")

@@ -170,7 +170,7 @@ def test_fixed_sentences_are_in_chinese() -> None:
 
 
 def test_what_somebody_types_wrongly_is_in_chinese() -> None:
-    texts = ["lama3-8b", "qqqqqq", "llama3-8b?hidden_sise=1", "llama3-8b?num_hidden_layers=0", "llama3-8b,gpt2"]
+    texts = ["lama3-8b", "qqqqqq", "llama3-8b?hidden_sise=1", "llama3-8b?num_hidden_layers=0", "llama3-8b,gpt2", "h100"]
     assert left(set().union(*(ask("find", text=text)[1] for text in texts))) == {}
 
 

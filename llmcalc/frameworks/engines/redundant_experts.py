@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InputError
-from ...parallel.search import routed_experts
+from ...parallel.rank_program import routed_experts
 from .rank import EngineRank
 
 

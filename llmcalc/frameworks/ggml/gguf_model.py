@@ -33,10 +33,24 @@ from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
-from ..engines.rank import INDEXER
+from ..engines.rank import INDEXER, architectures
 
 MXFP4 = "mxfp4-moe"
 """The scheme of models that are published in MXFP4."""
+
+CLASSES_WITHOUT_WINDOWS = {
+    "CwmForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Phi3ForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+"""Classes of which llama.cpp caches the whole context, whatever their `sliding_window`.
+
+Their architectures are `llama` and `starcoder2`, which read none (src/models/llama.cpp and starcoder2.cpp,
+`load_arch_hparams`), and `phi3`, which disables it ("Phi SWA is currently disabled", ggml-org/llama.cpp#13676).
+"""
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
@@ -272,7 +286,12 @@ class GgufModel:
             layer_shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
                 layers_by_index[i] = layer_shape
-        return tuple(layers_by_index[i] for i in sorted(layers_by_index))
+        layer_shapes = tuple(layers_by_index[i] for i in sorted(layers_by_index))
+        if any(layer_shape.window for layer_shape in layer_shapes) and not CLASSES_WITHOUT_WINDOWS.isdisjoint(
+            architectures(self.preset)
+        ):
+            return tuple(replace(layer_shape, window=None) for layer_shape in layer_shapes)
+        return layer_shapes
 
     @cached_property
     def stored_tensors(self) -> tuple[GgufTensor, ...]:

@@ -22,8 +22,7 @@ from ...model import ModelSpec
 from ...optional import MTP, TOWERS
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
-from ...parallel.rank_program import divides_state_space_groups, model_axes
-from ...parallel.search import routed_experts
+from ...parallel.rank_program import divides_state_space_groups, model_axes, routed_experts
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declarations_of, option

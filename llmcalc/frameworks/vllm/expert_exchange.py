@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ...parallel.search import routed_experts
+from ...parallel.rank_program import routed_experts
 from ..engines.rank import EngineRank
 from ..engines.redundant_experts import redundant_expert_bytes
 

@@ -16,7 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
-from ...parallel.search import routed_experts
+from ...parallel.rank_program import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
