@@ -799,7 +799,8 @@ class TimeEstimator:
             and message.process_group == "tp"
             and message.collective_kind in ("all_gather", "reduce_scatter")
         ):
-            copy_seconds = choose(rank_pass.batch > 1, device.memory_seconds(2 * message_bytes), 0.0)
+            is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
+            copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
         return copy_seconds + exposed_share * device.message_seconds(
             message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
