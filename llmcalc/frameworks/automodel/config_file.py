@@ -357,8 +357,8 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
 
 PIPELINE_KEYS = field_names("""
     _target_ pp_schedule pp_microbatch_size layers_per_stage round_virtual_stages_to_pp_multiple
-    scale_grads_in_schedule patch_inner_model patch_causal_lm_model patch_stage_backward_maybe_with_nosync pp_batch_size pp_seq_len
-    dtype
+    scale_grads_in_schedule patch_inner_model patch_causal_lm_model patch_stage_backward_maybe_with_nosync pp_batch_size
+    pp_seq_len dtype
     """)
 """Keys of `distributed.pipeline` that are read, or change no memory."""
 
