@@ -89,7 +89,7 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
     """
     layout_rules = framework_of(layout_request).layout_rules
     layout_rules.check_zero_stage(layout_request.zero)
-    return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered_weights))
+    return layout_rules.layout_of(layout_request)
 
 
 def plugins() -> dict[str, Plugin]:

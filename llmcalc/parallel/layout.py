@@ -15,6 +15,7 @@ from dataclasses import fields
 from itertools import accumulate, chain, groupby
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from ..algebra import ceil_div
 from ..errors import InputError
 from ..frozen import frozen
 
@@ -284,6 +285,24 @@ def stage_sizes_between_ends(
     if any(rank_layers % chunk_count for rank_layers in layers_by_rank):
         raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunk_count} does not divide {layers_by_rank}")
     return tuple(rank_layers // chunk_count for rank_layers in layers_by_rank) * chunk_count
+
+
+def stage_sizes_of_most_layers(
+    layer_count: int, pp: int, most_layers: int, rounds_up: bool | None, option_names: str
+) -> tuple[int, ...]:
+    """Returns the layers of each stage, of which there are as many as stages of at most `most_layers` need.
+
+    rounds_up: whether their number is rounded up to a multiple of the ranks, or down; None to refuse another number.
+    option_names: the arguments in messages. Raises `InputError` for a number of stages that ranks do not share.
+    """
+    stage_count = ceil_div(layer_count, most_layers)
+    if rounds_up is not None:
+        stage_count = pp * (ceil_div(stage_count, pp) if rounds_up else stage_count // pp)
+    if stage_count % pp or not 0 < stage_count <= layer_count:
+        raise InputError(
+            f"{option_names}: {stage_count} stages of {layer_count} layers; expected a multiple of the {pp} ranks"
+        )
+    return tuple(layer_count // stage_count + (i < layer_count % stage_count) for i in range(stage_count))
 
 
 def stage_sizes_with_counted_ends(

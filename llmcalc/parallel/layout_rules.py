@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..frozen import frozen
 from .layout import Layout, Zero
+
+if TYPE_CHECKING:
+    from .layout_request import LayoutRequest
 
 
 @frozen
@@ -18,7 +22,8 @@ class LayoutRules:
     other_zero_stages: ZeRO stages that a search tries beside the default where no option states one.
     untried_sizes: names of group sizes that the search leaves at 1.
     keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
-    sequence_parallel: whether tensor parallelism comes with sequence parallelism.
+    sequence_parallel: whether tensor parallelism comes with sequence parallelism, where experts are divided too even
+        without the option (megatron/core/transformer/moe/moe_layer.py raises `ValueError` in training without it).
     needs_full_pipeline: whether 1F1B needs at least as many micro-batches as stages.
     pipelines_on_request: whether pipelines are tried only if an option of pipelines was given, or no layout is possible
         without them.
@@ -44,7 +49,18 @@ class LayoutRules:
             return True
         return self.keeps_gathered_in_pipelines and pp > 1 and (self.divides_weights or zero_stage == 3)
 
-    def with_divided_weights(self, layout: Layout) -> Layout:
+    def layout_of(self, layout_request: LayoutRequest) -> Layout:
+        """Returns the layout of a request, completed by the framework's defaults.
+
+        Raises `InputError` for options that contradict each other.
+        """
+        layout = self._with_divided_weights(layout_request.layout(self.keeps_gathered_weights))
+        divides_tokens = self.sequence_parallel and layout.ep > 1 and layout.tp > 1
+        if divides_tokens and layout_request.sequence_parallel is None:
+            return replace(layout, sequence_parallel=True)
+        return layout
+
+    def _with_divided_weights(self, layout: Layout) -> Layout:
         """Returns the layout, with the framework's ZeRO stage if the framework always divides weights."""
         needs_zero_stage = self.divides_weights and layout.dp * layout.cp > 1 and not layout.zero
         return replace(layout, zero=self.default_zero_stage) if needs_zero_stage else layout

@@ -156,7 +156,7 @@ def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> L
     if not layout_request.has_all_sizes:
         return None
     try:
-        return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered_weights))
+        return layout_rules.layout_of(layout_request)
     except InputError:
         return None
 

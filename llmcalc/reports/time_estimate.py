@@ -224,7 +224,7 @@ def other_exchange_notes(
         return []
     other_stack = find_stack(software_stack.exchange_stack)
     exchange_settings = {
-        field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies")
+        field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies", "kernels")
     }
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):

@@ -792,7 +792,16 @@ class TimeEstimator:
                 message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
             )
             return RING_EXPOSED * device.message_seconds(message.collective_kind, ranks, message_bytes, rank_stride)
-        return exposed_share * device.message_seconds(
+        copy_seconds: Number = 0.0
+        if (
+            self.stack.copies_gathered_tokens
+            and self.is_training
+            and message.process_group == "tp"
+            and message.collective_kind in ("all_gather", "reduce_scatter")
+        ):
+            is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
+            copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
+        return copy_seconds + exposed_share * device.message_seconds(
             message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
 

@@ -208,6 +208,7 @@ class TimeStack(Record):
     tunes_products: bool = False
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
+    copies_gathered_tokens: bool = False
     dtensor_operation: float = 0.0
     dtensor_operations: dict[str, tuple[float, float]] = {}
     fastest_host: Share = 1.0

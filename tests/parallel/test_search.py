@@ -11,6 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.registry import framework as framework_named
+from llmcalc.frameworks.registry import layout_of
 from llmcalc.parallel.divisors import divisors
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.layout_request import LayoutRequest
@@ -362,3 +363,19 @@ def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
     assert [stages(LayoutRequest(zero=stage)) for stage in (1, 2, 3)] == [[1], [2], [3]]
     assert stages(LayoutRequest(fsdp=8)) == [3]
     assert stages(LayoutRequest(reshard=False)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("request_options", "divides_tokens"),
+    [
+        ({"framework": "megatron", "tp": 4, "ep": 2}, True),
+        ({"framework": "megatron", "tp": 4, "ep": 2, "sequence_parallel": False}, False),
+        ({"framework": "megatron", "tp": 4}, False),
+        ({"framework": "torch", "tp": 4, "ep": 2}, False),
+    ],
+)
+def test_experts_beside_tensor_parallelism_divide_tokens_under_megatron(
+    request_options: dict[str, Any], divides_tokens: bool
+) -> None:
+    """megatron/core/transformer/moe/moe_layer.py raises `ValueError` in training without sequence parallelism."""
+    assert layout_of(LayoutRequest(devices=8, **request_options)).sequence_parallel is divides_tokens

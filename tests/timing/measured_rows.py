@@ -61,6 +61,8 @@ STACKS = {
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-deepspeed-2024": "deepspeed",
     "aleph-alpha": "aleph-alpha-scaling",
+    "atorch-fsdp": "fsdp2",
+    "atorch-3d": "deepspeed",
     "flagperf-megatron": "megatron-no-overlap",
     "llm-foundry": "llm-foundry-2023",
     "xtuner-2024": "deepspeed",

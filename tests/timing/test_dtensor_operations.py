@@ -103,9 +103,10 @@ def dispatched(mesh: Any, sequence_parallel: bool) -> list[int]:
     return [forward, operations.count - forward]
 
 
-def timed(tp: int, sequence_parallel: bool = False) -> TimedPass:
-    plan = StepPlan(tp=tp, micro_batch=1, seq=64, sequence_parallel=sequence_parallel)
+def timed(tp: int, sequence_parallel: bool = False, micro_batch: int = 1, copies: bool = True) -> TimedPass:
+    plan = StepPlan(tp=tp, micro_batch=micro_batch, seq=64, sequence_parallel=sequence_parallel)
     stack, device = find_stack("fsdp2"), device_of(load_hardware("h100-sxm"))
+    stack = stack.model_copy(update={"copies_gathered_tokens": copies})
     return time_pass(rank_work(load_preset("llama3-8b").model, plan.rank_pass(stack)), device, stack, NumberFormats())
 
 
@@ -122,3 +123,24 @@ def test_ranks_that_divide_a_layer_wait_for_the_host_of_eager_classes_alone() ->
     waits = [host_wait(timed_pass, eager, 0, False, 0.0) for timed_pass in (divided, whole)]
     assert waits[0] - waits[1] == pytest.approx(7 * 4 * 9e-5)
     assert host_wait(divided, compiled, 0, False, 0.0) == 0
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_tokens_are_copied_between_the_orders_of_a_collective_and_of_sequences(sequences: int) -> None:
+    """torch's own functions, which its functional collectives call: a gather of one sequence alone is a view."""
+    from torch._utils import _chunk_or_narrow_cat, _maybe_view_chunk_cat
+
+    gathered, reduced = torch.ones(RANKS * sequences, 4, WIDTH), torch.ones(sequences, 4 * RANKS, WIDTH)
+    copied = [
+        _maybe_view_chunk_cat(gathered, RANKS, 1).data_ptr() != gathered.data_ptr(),
+        _chunk_or_narrow_cat(reduced, RANKS, narrow_dim=1, cat_dim=0).data_ptr() != reduced.data_ptr(),
+    ]
+    seconds = [
+        sum(operation.network for operation in timed(8, True, sequences, copies).operations if operation.is_message)
+        for copies in (False, True)
+    ]
+    copy_seconds = device_of(load_hardware("h100-sxm")).memory_seconds(2 * 2 * 64 * 4096 * sequences)
+    kinds = [operation.kind for operation in timed(8, True, sequences).operations if operation.is_message]
+    expected = kinds.count("all_gather") * copied[0] + kinds.count("reduce_scatter") * copied[1]
+    assert kinds.count("reduce_scatter") >= 4
+    assert (seconds[1] - seconds[0]) / copy_seconds == pytest.approx(expected)

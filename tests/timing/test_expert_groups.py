@@ -190,7 +190,9 @@ def test_gathered_tokens_are_named_by_their_collectives(run: Any) -> None:
     assert {"all_gather", "reduce_scatter"} <= kinds["megatron-allgather"] - kinds["megatron-alltoall"]
     assert "all_to_all" in kinds["megatron-alltoall"] - kinds["megatron-allgather"]
     screen = " ".join(
-        run("time", *words, "--phase", "training", "--stack", "megatron-allgather", "--notes").out.split()
+        run(
+            "time", *words, "--phase", "training", "--stack", "megatron-allgather", "--seq", "8k", "--notes"
+        ).out.split()
     )
     assert "are all-gathers of all tokens; by NCCL's all-to-all" in screen
 

@@ -94,7 +94,8 @@ def test_tested_stacks_of_a_generation_are_those_of_its_measured_rows() -> None:
     for name, generation in generations.items():
         if name != "default" and not generation.profiled:
             inherited = generations[generation.like].tested_stacks
-            assert set(generation.tested_stacks) == stacks_of_rows.get(name, set(inherited)), name
+            row_stacks = stacks_of_rows.get(name, set())
+            assert set(generation.tested_stacks) in (row_stacks, set(inherited) | row_stacks), name
     assert stacks_of_rows["cdna4"] >= {"vllm", "sglang", "atom", "vllm-atom", "megatron"}
     assert generations["cdna3-1000w"].tested_stacks == generations["cdna3"].tested_stacks
 

@@ -8,6 +8,7 @@ recomputation, components/loss/*.py, components/_peft/{lora,module_matcher}.py, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import short_repr
@@ -135,11 +136,11 @@ ADAPTER_FORMATS = {**FORMATS, "float16": "bf16", "fp16": "bf16"}
 
 DISTRIBUTED_READ = field_names("""
     _target_ strategy dp_size dp_replicate_size tp_size cp_size pp_size ep_size sequence_parallel offload_policy
-    activation_checkpointing reshard_after_forward defer_fsdp_grad_sync mp_policy moe enable_compile
+    activation_checkpointing reshard_after_forward defer_fsdp_grad_sync mp_policy moe enable_compile pipeline
     """)
 
 DISTRIBUTED_IGNORED = field_names("""
-    pipeline enable_async_tensor_parallel enable_fsdp2_prefetch fsdp2_backward_prefetch_depth
+    enable_async_tensor_parallel enable_fsdp2_prefetch fsdp2_backward_prefetch_depth
     fsdp2_forward_prefetch_depth patch_is_packed_sequence activation_checkpointing_scope multimodal
     """)
 
@@ -208,8 +209,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         distributed_table = reader.table(config, "distributed")
         layout = _layout(reader, config, distributed_table)
         step_scheduler = reader.table(config, "step_scheduler")
-        batch = reader.integer(step_scheduler, "local_batch_size", 1)
-        global_batch = reader.integer(step_scheduler, "global_batch_size", batch * layout.dp)
+        local_batch = reader.integer(step_scheduler, "local_batch_size", 1)
+        global_batch = reader.integer(step_scheduler, "global_batch_size", local_batch * layout.dp)
+        layout, batch = _with_stages(reader, distributed_table, layout, local_batch)
         settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -318,23 +320,18 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
         _group_size(reader, distributed_table, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep")
     )
     replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
-    if pp > 1:
-        reader.refuse(
-            "distributed.pp_size",
-            "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
-            "--pp and --vpp has stages",
-        )
-    fewest_devices = tp * cp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
-    world_size = _device_count(reader, config, max(fewest_devices, ep))
+    fewest_devices = tp * cp * pp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
+    world_size = _device_count(reader, config, max(fewest_devices, ep * pp))
     divisor = tp * cp * replica_count
     if world_size % divisor:
         raise reader.argument_error(
             "distributed",
-            f"{world_size} devices; expected a multiple of tp_size · cp_size · dp_replicate_size = {divisor}",
+            f"{world_size} devices; expected a multiple of tp_size · cp_size · pp_size · dp_replicate_size = {divisor}",
         )
-    if ep > 1 and (tp > 1 or world_size % ep):
+    if ep > 1 and (tp > 1 or world_size // pp % ep):
         raise reader.argument_error(
-            "distributed.ep_size", f"{ep}; expected a divisor of the {world_size} devices, and tp_size 1"
+            "distributed.ep_size",
+            f"{ep}; expected a divisor of the {world_size // pp} devices of a stage, and tp_size 1",
         )
     if ep > 1:
         reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
@@ -343,7 +340,8 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
     return Layout(
         tp=tp,
         cp=cp,
-        dp=world_size // (tp * cp),
+        pp=pp,
+        dp=world_size // (tp * cp * pp),
         ep=ep,
         zero=3 if is_sharded else 0,
         hsdp_replicas=replica_count if is_sharded else 1,
@@ -355,6 +353,40 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
         ),
         sequence_parallel=tp > 1 and reader.flag(distributed_table, "sequence_parallel"),
     )
+
+
+PIPELINE_KEYS = field_names("""
+    _target_ pp_schedule pp_microbatch_size layers_per_stage round_virtual_stages_to_pp_multiple
+    scale_grads_in_schedule patch_inner_model patch_causal_lm_model patch_stage_backward_maybe_with_nosync pp_batch_size
+    pp_seq_len dtype
+    """)
+"""Keys of `distributed.pipeline` that are read, or change no memory."""
+
+
+def _with_stages(
+    reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
+) -> tuple[Layout, int]:
+    """Returns the layout with chunks of a pipeline, and the sequences of a micro-batch. Records the layers of a stage.
+
+    Source: components/distributed/pipelining/{config,functional}.py (`calculate_virtual_stages`), where a step of
+    `local_batch_size` sequences is one run of the schedule, and ranks have two stages if no layers are stated.
+    """
+    if layout.pp == 1:
+        return layout, local_batch
+    pipeline_table = reader.table(distributed_table, "pipeline")
+    unknown_keys(reader, pipeline_table, PIPELINE_KEYS, "distributed.pipeline")
+    schedule_name = str(reader.value(pipeline_table, "pp_schedule", "1f1b")).lower()
+    if schedule_name not in ("1f1b", "interleaved1f1b"):
+        reader.refuse(
+            "distributed.pipeline.pp_schedule",
+            f"{short_repr(schedule_name)} is not modelled; 1f1b and interleaved1f1b are",
+        )
+    reader.layers_per_stage = reader.optional_integer(pipeline_table, "layers_per_stage")
+    rounding = pipeline_table.get("round_virtual_stages_to_pp_multiple")
+    reader.rounds_stages_up = None if rounding is None else str(rounding) == "up"
+    if schedule_name == "interleaved1f1b" and reader.layers_per_stage is None:
+        layout = replace(layout, vpp=2, schedule="interleaved")
+    return layout, reader.integer(pipeline_table, "pp_microbatch_size", 1)
 
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:

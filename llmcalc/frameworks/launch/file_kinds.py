@@ -208,8 +208,17 @@ PROGRAMS = dict(
             "pai-megatron-patch",
             **COMMAND,
         ),
+        _program_file("skyrl", "SkyRL", "a956457 (2026-08-21)", "a command of SkyRL", **COMMAND),
         _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND),
-        _program_file("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
+        _program_file(
+            "verl",
+            "verl",
+            "0.8.0.dev",
+            "a config or command of verl",
+            matches_tables="config_file:is_verl",
+            read="config_file:read_verl",
+            **COMMAND,
+        ),
     )
 )
 """Folder of a program that trains with a framework → the kind of its launch files."""

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from ...algebra import ceil_div
 from ...errors import InputError, short_repr
 from ...frozen import frozen
-from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends, stage_sizes_with_counted_ends
+from ...parallel.layout import (
+    ONE_DEVICE,
+    Layout,
+    Schedule,
+    stage_sizes_between_ends,
+    stage_sizes_of_most_layers,
+    stage_sizes_with_counted_ends,
+)
 from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
@@ -66,6 +73,10 @@ class Launch:
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     ends_counted_as_layers: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's
         stages.
+    layers_per_stage: the most layers of a pipeline's stage, where the model's layers decide how many stages there are;
+        None (default) where the file states stages.
+    rounds_stages_up: whether the number of those stages is rounded up to a multiple of the ranks, or down; None
+        (default) where another number is an error.
     counts_longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
     calls_torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false.
         The settings then say `flash`, which keeps as much.
@@ -99,6 +110,8 @@ class Launch:
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
+    layers_per_stage: int | None = None
+    rounds_stages_up: bool | None = None
     counts_longest_samples: bool = False
     calls_torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +132,15 @@ class Launch:
 
     def with_stage_sizes(self, layer_count: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layer_count: those of the model."""
+        if self.layers_per_stage is not None:
+            error_prefix = f"{self.name_in_errors}: layers_per_stage {self.layers_per_stage}"
+            stage_sizes = stage_sizes_of_most_layers(
+                layer_count, self.layout.pp, self.layers_per_stage, self.rounds_stages_up, error_prefix
+            )
+            chunk_count = len(stage_sizes) // self.layout.pp
+            schedule: Schedule = "interleaved" if chunk_count > 1 else "1f1b"
+            stages_layout = replace(self.layout, vpp=chunk_count, schedule=schedule, pp_layout=stage_sizes)
+            return replace(self, layout=stages_layout)
         stage_count = self.layout.pp * self.layout.vpp
         if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
             option_names = f"{self.name_in_errors}: stages that count embedding or loss as a layer"
@@ -350,8 +372,8 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
         environment does not say; false by default.
-    end_stage_layers, ends_counted_as_layers, counts_longest_samples, calls_torch_attention, score_label_count,
-        logits_per_chunk: as in `Launch`.
+    end_stage_layers, ends_counted_as_layers, layers_per_stage, rounds_stages_up, counts_longest_samples,
+        calls_torch_attention, score_label_count, logits_per_chunk: as in `Launch`.
     """
 
     source: LaunchSource
@@ -364,6 +386,8 @@ class LaunchReader:
     requests_expandable_segments: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
+    layers_per_stage: int | None = None
+    rounds_stages_up: bool | None = None
     counts_longest_samples: bool = False
     calls_torch_attention: bool = False
     score_label_count: int | None = None
@@ -591,6 +615,8 @@ class LaunchReader:
             frozen=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
             ends_counted_as_layers=self.ends_counted_as_layers,
+            layers_per_stage=self.layers_per_stage,
+            rounds_stages_up=self.rounds_stages_up,
             counts_longest_samples=self.counts_longest_samples,
             calls_torch_attention=self.calls_torch_attention,
             written_options=dict(self.written_options),

@@ -139,8 +139,8 @@ def _has_tables(config: Table, *table_names: str) -> bool:
 
 REFUSED_CONFIGS = (
     RefusedConfig(
-        "verl",
-        lambda data: "actor_rollout_ref" in data or _has_tables(data, "actor", "rollout"),
+        "AReaL",
+        lambda data: _has_tables(data, "actor", "rollout"),
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
     ),
     RefusedConfig(

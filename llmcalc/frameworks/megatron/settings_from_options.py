@@ -345,6 +345,8 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     arguments |= next(filter(None, (_head_arguments(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
         arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
+    if arguments.get("multi_latent_attention"):
+        arguments["kv_channels"] = arguments["qk_head_dim"]  # no size of latent attention, whose heads need not divide
     expert_steps = [program_step for program_step in program_steps if program_step.verb == "experts"]
     if expert_steps:
         arguments |= {

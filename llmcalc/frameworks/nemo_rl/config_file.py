@@ -8,7 +8,6 @@ nemo_rl/algorithms/{grpo,dpo,sft}.py for batches, models/generation/vllm/vllm_wo
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
+from ..launch.interpolation import flat_config
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
@@ -196,43 +196,9 @@ def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
     return merged_config
 
 
-PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
-RELATIVE = re.compile(r"\$\{(\.{1,8})(\w+(?:\.\w+)*)\}")
-REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
-
-
 def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of these tables and the training's, with `${a.b}` and `${mul:a, b}` resolved."""
-    flat_config: dict[str, Any] = {}
-
-    def add_flattened(nested_table: Table, key_prefix: str) -> None:
-        for flat_key, flat_value in nested_table.items():
-            if isinstance(flat_value, Mapping):
-                add_flattened(flat_value, f"{key_prefix}{flat_key}.")
-            else:
-                flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
-
-    add_flattened(
-        {table_name: reader.table(config, table_name) for table_name in ("policy", "cluster", "loss_fn", *ALGORITHMS)},
-        "",
-    )
-    for flat_key, flat_value in flat_config.items():
-        for _ in range(MOST_BASES):
-            if not isinstance(flat_value, str) or "${" not in flat_value:
-                break
-            flat_value = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), flat_value)
-            flat_value = PRODUCT.sub(lambda product: str(int(product[1]) * int(product[2])), flat_value)
-        flat_config[flat_key] = flat_value
-    return flat_config
-
-
-def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones (`${..name}`). table_names: the enclosing tables."""
-    if not isinstance(written_value, str):
-        return written_value
-    return RELATIVE.sub(
-        lambda match: "${" + ".".join([*table_names[: len(table_names) - len(match[1])], match[2]]) + "}", written_value
-    )
+    """Returns dotted key → value of these tables and the training's."""
+    return flat_config({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)})
 
 
 def _check_keys(reader: LaunchReader, policy_table: Table) -> None:

@@ -6,14 +6,15 @@ engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ...errors import short_repr
+from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
+from ..launch.interpolation import flat_config
 from ..launch.record import (
     CommandLine,
     Launch,
@@ -26,7 +27,7 @@ from ..launch.record import (
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..launch.unresolved import is_unresolved, unresolved_reason
+from ..launch.unresolved import UNRESOLVED, is_unresolved, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED,
     COUNTED_ENDS,
@@ -38,7 +39,15 @@ from ..megatron.named_model import (
 )
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
-from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, OUTER_GROUPS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
+from .sft import (
+    ENGINE_SFT_TRAINER,
+    FP32_SHARDS,
+    OUTER_GROUPS,
+    SFT_TRAINER,
+    optimizer_settings,
+    run_of_sft,
+    with_keys_of_fsdp,
+)
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
@@ -72,41 +81,90 @@ MOVED_KEYS = {
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a trainer of verl."""
-    return command_line.program in TRAINERS or command_line.program.startswith("verl.trainer.")
+    """Whether a command starts a trainer of verl, or one with the overrides of verl's actor."""
+    return (
+        command_line.program in TRAINERS
+        or command_line.program.startswith("verl.trainer.")
+        or _sets_the_actor(command_line)
+    )
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
+        program, is_recipe = command_line.program, _sets_the_actor(command_line)
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
-        if command_line.program not in (*TRAINERS, *sft_models):
+        if program not in (*TRAINERS, *sft_models) and not is_recipe:
             raise reader.argument_error(
-                f"line {command_line.line}: {command_line.program}",
+                f"line {command_line.line}: {program}",
                 f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
         overrides_by_key = overrides_of(command_line.words)
-        config = _resolved_overrides(reader, overrides_by_key)
-        if command_line.program in sft_models:
-            model_key = sft_models[command_line.program]
-            model_id = model_name(overrides_by_key.get(model_key))
-            if command_line.program == ENGINE_SFT_TRAINER:
+        if program in sft_models:
+            config = _resolved_overrides(reader, overrides_by_key)
+            if program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
+            model_id = model_name(overrides_by_key.get(sft_models[program]))
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
-        model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
-        reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
-        uses_megatron = _uses_megatron(reader, config, command_line.words)
-        check_keys(reader, config)
-        world_size = _training_device_count(reader, config)
-        parallel_run = (
-            _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
+        if program not in TRAINERS:
+            reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
+        config_folder, config_name = (
+            _value_of_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
-        rollout = read_rollout(reader, config, parallel_run, uses_megatron)
-        reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
-        return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+        base_config = _config_beside(source_file, config_folder, config_name.removesuffix(".yaml"))
+        overrides_by_key = flat_config(base_config, overrides_by_key, source_file.env)
+        return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
 
-def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) -> bool:
+def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
+    """Returns the value of a flag of Hydra, `--flag value` or `--flag=value`; empty if it is not among the words."""
+    for word, next_word in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith(f"{flag_name}="):
+            return word.removeprefix(f"{flag_name}=")
+        if word == flag_name:
+            return next_word
+    return ""
+
+
+def _config_beside(source_file: LaunchSource, config_folder: str, config_name: str) -> Table:
+    """Returns the tables of a config that a command names by folder and name; none where it is not beside the file."""
+    if source_file.fetch_table is None or not config_folder or not config_name:
+        return {}
+    try:
+        return source_file.fetch_table(f"{config_folder.replace(UNRESOLVED, '')}/{config_name}.yaml")
+    except InputError:
+        return {}
+
+
+def config_names(config: Table) -> list[str]:
+    """Returns the names of the configs on which a config builds."""
+    defaults = config.get("defaults")
+    return [str(config_name) for config_name in defaults] if isinstance(defaults, list) else []
+
+
+def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_names: Sequence[str]) -> Launch:
+    """Returns the training run of the actor.
+
+    overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
+    """
+    config = _resolved_overrides(reader, overrides_by_key)
+    model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
+    reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
+    uses_megatron = _uses_megatron(reader, config, base_names)
+    check_keys(reader, config)
+    world_size = _training_device_count(reader, config)
+    parallel_run = _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
+    rollout = read_rollout(reader, config, parallel_run, uses_megatron)
+    reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
+    return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+
+
+def _sets_the_actor(command_line: CommandLine) -> bool:
+    """Whether a command has overrides of verl's actor, as those of recipes and programs that build on verl have."""
+    return any(word.lstrip("+").startswith(f"{ACTOR}.") for word in command_line.words)
+
+
+def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str]) -> bool:
     """Whether the actor runs on Megatron-Core: by its strategy, the name of the config, or the config group.
 
     Source: verl/trainer/config/ppo_trainer.yaml at its head of 2026-08-22, whose actor is `${model_engine}_actor`.
@@ -119,23 +177,20 @@ def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) ->
     return (
         model_engine == "megatron"
         or config.get(f"{ACTOR}.strategy") == "megatron"
-        or any("megatron" in command_word for command_word in words if command_word.startswith("--config-name"))
+        or any("megatron" in base_name for base_name in base_names)
     )
 
 
-def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
+def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     resolved_values = {}
     for override_key, override in overrides_by_key.items():
-        if is_unresolved(override) and override_key in DEVICES and reader.source.has_typed_device_count:
+        is_open = isinstance(override, str) and is_unresolved(override)
+        if is_open and override_key in DEVICES and reader.source.has_typed_device_count:
             continue
-        if is_unresolved(override) and override_key in DEVICES:
+        if is_open and override_key in DEVICES:
             raise reader.argument_error(override_key, f"{unresolved_reason(override)}, or expected --devices")
-        if (
-            is_unresolved(override)
-            and override_key.startswith(READ_SECTIONS)
-            and not override_key.endswith(("path", "_dir", "_file"))
-        ):
+        if is_open and override_key.startswith(READ_SECTIONS) and not override_key.endswith(("path", "dir", "file")):
             raise reader.argument_error(override_key, unresolved_reason(override))
         resolved_values[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
     return resolved_values
@@ -188,7 +243,11 @@ def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_
 
 
 def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
+    settings: dict[str, Any] = {
+        "phase": "training",
+        "attn_implementation": "flash",
+        **optimizer_settings(reader, config, f"{ACTOR}.optim"),
+    }
     if reader.flag(config, f"{MODEL}.enable_activation_offload"):
         settings["offload_activations"] = True
         reader.notes.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ...errors import short_repr
 from ..argument_names import argument_names
@@ -21,13 +22,13 @@ OF_MEGATRON_CORE = {
 WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
     r"|optim\.override_optimizer_config\.overlap_cpu_optimizer_d2h_h2d"
-    r"|kl_loss_\w+|clip_ratio\w*|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
+    r"|kl_loss_\w+|clip_(ratio|cov)\w*|kl_cov_\w+|ppo_kl_coef|loss_mode|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
     r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|freeze_vision_tower|tis_\w+|rollout_n|router_replay\.mode"
     r"|fsdp_config\.(use_orig_params|forward_prefetch|wrap_policy\..*|mixed_precision\.buffer_dtype)"
     r"|megatron\.(use_mbridge|vanilla_mbridge|use_dist_checkpointing|dist_checkpointing_\w+|seed|load_weight)"
     r"|megatron\.override_transformer_config\.(moe_router_\w+|moe_permute_fusion|gradient_accumulation_fusion"
     r"|apply_rope_fusion|bias_\w+_fusion|persist_layer_norm|moe_grouped_gemm|masked_softmax_fusion"
-    r"|deallocate_pipeline_outputs|moe_aux_loss_coeff|moe_z_loss_coeff|attention_backend))"
+    r"|deallocate_pipeline_outputs|use_flash_attn|moe_aux_loss_coeff|moe_z_loss_coeff|attention_backend))"
     r"|model\.(lora_alpha|use_shm|trust_remote_code|lora_adapter_path|exclude_modules|external_lib"
     r"|custom_chat_template|fused_kernel_options\..*|torch_dtype|tokenizer_path|hf_config_path"
     r"|mtp\.(?!enable)\w+|lora\.(alpha|merge|lora_[AB]_init_method|dropout_position|adapter_path)|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
@@ -41,14 +42,17 @@ NOTED = {
 }
 """Keys that are counted otherwise, an estimate → the note."""
 
-DEFAULTS = {"actor.megatron.dtype": "bfloat16"}
+DEFAULTS = {
+    "actor.megatron.dtype": "bfloat16",
+    "actor.fsdp_config.dtype": "bfloat16",
+}
 """Keys that are modelled with their default alone."""
 
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
     for override_key, override_value in config.items():
-        if not override_key.startswith((ACTOR, MODEL)) or override_value in (None, False, 0, "none", "null"):
+        if not override_key.startswith((ACTOR, MODEL)) or _is_off(override_value):
             continue
         short_key = override_key.removeprefix("actor_rollout_ref.")
         if DEFAULTS.get(short_key) == override_value:
@@ -58,3 +62,10 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
             reader.notes += [key_note] * (override_value not in ("alltoall",))
         elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
             reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")
+
+
+def _is_off(override_value: Any) -> bool:
+    """Whether a value turns its key off: a zero, as a number or as a text (`0.`), false, or nothing."""
+    if isinstance(override_value, str) and re.fullmatch(r"0*\.?0*", override_value) is not None:
+        return True
+    return override_value in (None, False, 0, "none", "null", [], {})

@@ -103,7 +103,7 @@ def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
     for argument_key, argument_value in config.items():
-        argument_name = argument_key.removeprefix(key_prefix)
+        argument_name = argument_key.removeprefix(key_prefix).replace("-", "_")
         if (
             argument_key.startswith(key_prefix)
             and argument_value is not None

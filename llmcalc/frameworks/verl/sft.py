@@ -78,6 +78,31 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {"model.strategy": "fsdp", **renamed_overrides}
 
 
+OPTIMIZERS: Mapping[tuple[str, str], dict[str, str]] = {
+    ("torch.optim", "AdamW"): {"optimizer": "adamw", "optimizer_impl": "foreach"},
+    ("torch.optim", "Adam"): {"optimizer": "adamw", "optimizer_impl": "foreach"},
+    ("bitsandbytes.optim", "AdamW8bit"): {"optimizer": "adamw-8bit"},
+    ("torchao.optim", "AdamW8bit"): {"optimizer": "adamw-8bit-torchao"},
+    ("torchao.optim", "AdamW4bit"): {"optimizer": "adamw-4bit-torchao"},
+}
+"""Module and class of an optimizer → its settings (verl/workers/config/optimizer.py, `build_optimizer`)."""
+
+
+def optimizer_settings(reader: LaunchReader, config: Table, section_name: str) -> dict[str, str]:
+    """Returns the settings of FSDP's optimizer, torch's AdamW by default, of which torch runs the foreach step.
+
+    section_name: the key of the optimizer's table.
+    """
+    module_name = str(reader.value(config, f"{section_name}.optimizer_impl", "torch.optim"))
+    class_name = str(reader.value(config, f"{section_name}.optimizer", "AdamW"))
+    settings = OPTIMIZERS.get((module_name, class_name))
+    if settings is None:
+        reader.refuse(f"{section_name}.optimizer", f"{short_repr(f'{module_name}.{class_name}')} is not modelled")
+        return {"optimizer": "adamw"}
+    is_fused = reader.flag(config, f"{section_name}.override_optimizer_config.fused")
+    return settings | ({"optimizer_impl": "fused"} if is_fused else {})
+
+
 def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
@@ -103,7 +128,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     is_fp32 = weight_format in ("fp32", "float32")
     settings: dict[str, Any] = {
         "phase": "training",
-        "optimizer": "adamw",
+        **optimizer_settings(reader, config, "optim"),
         "attn_implementation": "flash",
         "batch": batch,
         "seq": max_length // cp,

@@ -45,6 +45,34 @@ def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_sa
     assert answer.document["memory"] == named_targets_answer.document["memory"]
 
 
+@pytest.mark.parametrize(
+    ("most_layers", "rounding", "sizes"),
+    [(3, None, (3,) * 8), (5, "up", (4,) * 6), (5, "down", (6,) * 4), (12, None, (12, 12))],
+)
+def test_stages_of_a_pipeline_have_as_many_layers_as_the_recipe_says(
+    most_layers: int, rounding: str | None, sizes: tuple[int, ...]
+) -> None:
+    """components/distributed/pipelining/functional.py, `calculate_virtual_stages`, of a model with 24 layers."""
+    pipeline = {
+        "pp_schedule": "interleaved1f1b",
+        "pp_microbatch_size": 2,
+        "layers_per_stage": most_layers,
+        "round_virtual_stages_to_pp_multiple": rounding,
+    }
+    launch = changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline}).with_stage_sizes(24)
+    assert (launch.layout.pp, launch.layout.dp, launch.layout.vpp) == (2, 2, len(sizes) // 2)
+    assert (launch.layout.pp_layout, launch.settings["batch"], launch.settings["num_microbatches"]) == (sizes, 2, 16)
+
+
+def test_stages_that_ranks_do_not_share_are_an_error() -> None:
+    pipeline = {"layers_per_stage": 5}
+    launch = changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline})
+    with pytest.raises(
+        InputError, match="layers_per_stage 5: 5 stages of 24 layers; expected a multiple of the 2 ranks"
+    ):
+        launch.with_stage_sizes(24)
+
+
 def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:
     launch = changed(8, peft=None)
     assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)
@@ -120,7 +148,10 @@ def test_products_in_8_bits_need_shards() -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"distributed": {"pp_size": 2}}, "distributed.pp_size"),
+        (
+            {"distributed": {"pp_size": 2, "pipeline": {"pp_schedule": "zbvzerobubble"}}},
+            "distributed.pipeline.pp_schedule",
+        ),
         ({"distributed": {"strategy": "megatron_fsdp"}}, "'megatron_fsdp' is not modelled"),
         ({"model": {"num_nextn_predict_layers": 1}}, "multi-token prediction"),
         ({"model": {"_target_": "a.build_gpt2_model"}}, "expected from_pretrained of NeMoAutoModelForCausalLM"),
@@ -130,7 +161,7 @@ def test_products_in_8_bits_need_shards() -> None:
         ({"qat": {"enabled": True}}, "quantization-aware"),
         (
             {"distributed": {"dp_replicate_size": 3}},
-            "8 devices; expected a multiple of tp_size · cp_size · dp_replicate_size = 3",
+            "8 devices; expected a multiple of tp_size · cp_size · pp_size · dp_replicate_size = 3",
         ),
         ({"distributed": {"ep_size": 3}}, "expected a divisor of the 8 devices"),
         ({"step_scheduler": {"batch_size": 8}}, "step_scheduler.batch_size"),

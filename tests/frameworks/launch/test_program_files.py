@@ -68,7 +68,29 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         {"dp": 8, "zero": 3, "batch": 4, "seq": 512, "recompute": "full-reentrant", "logits_dtype": "float16"},
     ),
     ("openrlhf_ppo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 16}),
-    ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
+    (
+        "verl_fsdp.sh",
+        "verl",
+        "fsdp2",
+        {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16, "optimizer_impl": "foreach"},
+    ),
+    (
+        "verl_fsdp.sh actor_rollout_ref.actor.optim.optimizer=AdamW8bit "
+        "actor_rollout_ref.actor.optim.optimizer_impl=bitsandbytes.optim",
+        "verl",
+        "fsdp2",
+        {"optimizer": "adamw-8bit"},
+    ),
+    ("skyrl_grpo.sh", "skyrl", "fsdp2", {"dp": 4, "zero": 3, "batch": 8, "seq": 1536, "num_microbatches": 10}),
+    ("NUM_GPUS=8 skyrl_grpo.sh trainer.policy.model.lora.rank=16", "skyrl", "fsdp2", {"dp": 8, "lora_rank": 16}),
+    (
+        "STRATEGY=megatron skyrl_grpo.sh trainer.policy.megatron_config.tensor_model_parallel_size=2",
+        "skyrl",
+        "megatron",
+        {"tp": 2, "dp": 2, "sequence_parallel": True, "recompute": "full", "num_microbatches": 20},
+    ),
+    ("skyrl_sft.sh", "skyrl", "megatron", {"tp": 2, "dp": 2, "batch": 2, "seq": 512, "num_microbatches": 4}),
+    ("skyrl_sft.sh strategy=fsdp", "skyrl", "fsdp2", {"dp": 4, "zero": 3, "num_microbatches": 2}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
     (
@@ -923,6 +945,10 @@ COMMANDS = [
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
+    (
+        "python -m skyrl.train.entrypoints.main_base trainer.policy.megatron_config.mtp_loss_topk=64",
+        "trainer.policy.megatron_config.mtp_loss_topk (64 is not modelled)",
+    ),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),
     ("llamafactory-cli train my.yaml", "my.yaml: names a file, which is not read"),

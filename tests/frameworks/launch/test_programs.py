@@ -69,6 +69,7 @@ PROGRAM_OF = {
     "nemo_gpt.yaml": "NeMo",
     "nemo_rl_grpo.yaml": "NeMo-RL",
     "oumi_sft.yaml": "Oumi",
+    "verl_grpo.yaml": "verl",
 }
 
 
@@ -96,6 +97,31 @@ def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
         read_launch(FILES / name)
     assert REFUSED[name] in str(stop.value)
     assert "expected" in str(stop.value)
+
+
+def test_a_config_of_verl_is_its_command_with_references_resolved() -> None:
+    """The references of OmegaConf are those of verl/trainer/config; a zero dropout turns nothing on."""
+    launch = read_launch(FILES / "verl_grpo.yaml")
+    assert (launch.framework, launch.target, launch.layout.dp) == ("fsdp2", "Qwen/Qwen2.5-7B-Instruct", 8)
+    assert {"batch": 4, "seq": 1536, "num_microbatches": 16}.items() <= launch.settings.items()
+    assert launch.rollout is not None
+    assert launch.rollout.flags["max_num_seqs"] == 512
+    with pytest.raises(InputError, match="ppo_micro_batch_size_per_gpu: '\\$\\{micro\\}' is known only when"):
+        changed("verl_grpo.yaml", actor_rollout_ref={"actor": {"ppo_micro_batch_size_per_gpu": "${micro}"}})
+
+
+def test_a_recipe_of_verl_names_a_config_beside_it(tmp_path: Path) -> None:
+    """A command's overrides replace the values of `--config-name`, to which the config's references then lead."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "my_trainer.yaml").write_text((FILES / "verl_grpo.yaml").read_text())
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m recipe.entropy.main_entropy --config-path=config --config-name my_trainer "
+        "trainer.micro_batch=2 actor_rollout_ref.actor.ppo_mini_batch_size=32\n"
+    )
+    launch = read_launch(script)
+    assert {"batch": 2, "num_microbatches": 16}.items() <= launch.settings.items()
+    assert "recipe.entropy.main_entropy: its update is counted as that of verl.trainer.main_ppo" in launch.notes
 
 
 def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() -> None:

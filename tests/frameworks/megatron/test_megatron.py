@@ -405,6 +405,17 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
         rank_memory(one.spec, megatron_settings_of(one, layout), 0)
 
 
+def test_heads_of_latent_attention_need_not_divide_the_width() -> None:
+    """GLM-4.7-Flash has 20 heads in 2,048 dimensions; `kv_channels` is no size of MultiLatentAttention."""
+    run_memory = memory(llmcalc.load("glm-4.7-flash").model, Settings(phase="training", seq=64))
+    settings = megatron_settings_of(run_memory, Layout())
+    assert (settings.num_attention_heads, settings.hidden_size, settings.kv_channels) == (
+        20,
+        2048,
+        settings.qk_head_dim,
+    )
+
+
 def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
     config = SHAPES["GigaChat35ForCausalLM"][0] | {"moe_intermediate_size": 16}
     run_memory = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))

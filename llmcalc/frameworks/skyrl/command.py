@@ -1,0 +1,320 @@
+"""Reads commands of SkyRL with overrides of its configuration: the training of the policy, and the rollouts beside it.
+
+Source: NovaSky-AI/SkyRL at a9564572 (2026-08-21): skyrl/train/config/config.py for keys and defaults, and below
+skyrl/backends/skyrl_train: distributed/fsdp_strategy.py for formats, workers/model_wrapper.py for the loss,
+workers/megatron/megatron_worker.py for Megatron-Core, workers/worker_dispatch.py for what is on the host.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...errors import short_repr
+from ...parallel.layout import Layout
+from ..argument_names import argument_names
+from ..fsdp2.settings import TitanSettings
+from ..launch.command_line import model_name, overrides_of, plain_value
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
+from ..launch.rollout import AdditionalModel, Rollout
+from ..launch.trainer import lora_settings
+from ..launch.unresolved import is_unresolved, unresolved_reason
+from ..megatron.named_model import (
+    BRIDGE_FUSED,
+    HOST_OPTIMIZER,
+    STAGE_ENDS,
+    MegatronRun,
+    bridge_adapter_settings,
+    end_stage_layers,
+    host_optimizer_settings,
+    megatron_run,
+)
+
+POLICY, PLACEMENT, ENGINE = "trainer.policy", "trainer.placement", "generator.inference_engine"
+MEGATRON, FSDP, LORA = f"{POLICY}.megatron_config", f"{POLICY}.fsdp_config", f"{POLICY}.model.lora"
+TRANSFORMER, OPTIMIZER = f"{MEGATRON}.transformer_config_kwargs.", f"{MEGATRON}.optimizer_config_kwargs."
+
+MODEL_KEY = f"{POLICY}.model.path"
+DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+
+SFT_TOKENS = "trainer.max_length"
+"""The longest sequence of supervised fine-tuning, which reinforcement learning does not state."""
+
+READ = argument_names(__file__, "read")
+READ_KEYS = READ.union(
+    (f"{TRANSFORMER}{name}" for name in STAGE_ENDS), (f"{OPTIMIZER}{name}" for name in HOST_OPTIMIZER)
+)
+"""Keys that are read, with those that Megatron-Core's readers of named models read."""
+
+WITHOUT_MEMORY = re.compile(
+    r"trainer\.policy\.(optimizer_config\.\w+|torch_profiler_config\.\w+|record_memory|fsdp_config\.wrap_policy\..*|language_model_only"
+    r"|use_torch_compile|model\.lora\.(alpha|init_method|lora_sync_path|max_\w+)"
+    r"|megatron_config\.(moe_router_\w+|moe_aux_loss_coeff|moe_grouped_gemm|moe_per_layer_logging|moe_enable_routing_replay"
+    r"|ddp_config\.\w+|hf_export_config\.\w+|lora_config\.\w+|empty_cuda_cache|freeze_moe_router|dist_ckpt\w*|async_\w+"
+    r"|optimizer_config_kwargs\.overlap_cpu_optimizer_d2h_h2d"
+    r"|transformer_config_kwargs\.(gradient_accumulation_fusion|moe_router_\w+|moe_aux_loss_coeff)))"
+)
+"""Keys of the policy that change no memory of a step, or that of one layer."""
+
+MODELLED: dict[str, tuple[Any, ...]] = {
+    "trainer.mtp.enabled": (False,),
+    "trainer.fused_lm_head_logprob": (False,),
+    f"{ENGINE}.pipeline_parallel_size": (1,),
+    f"{ENGINE}.data_parallel_size": (1,),
+    f"{ENGINE}.expert_parallel_size": (1,),
+}
+"""Keys of which only these values are modelled."""
+
+
+SFT_DEFAULTS = {
+    "trainer.strategy": "megatron",
+    MODEL_KEY: "Qwen/Qwen3-0.6B",
+    f"{PLACEMENT}.policy_num_gpus_per_node": "4",
+    f"{MEGATRON}.tensor_model_parallel_size": "2",
+    f"{MEGATRON}.pipeline_model_parallel_size": "2",
+    f"{PLACEMENT}.colocate_all": "false",
+    "trainer.algorithm.use_kl_loss": "false",
+    "trainer.micro_train_batch_size_per_gpu": "2",
+    "trainer.policy_mini_batch_size": "4",
+    "generator.n_samples_per_prompt": "1",
+}
+"""Defaults of supervised fine-tuning (skyrl/train/config/sft_config.py) under the keys of reinforcement learning."""
+
+SFT_KEYS = {
+    "strategy": "trainer.strategy",
+    "batch_size": "trainer.policy_mini_batch_size",
+    "placement.num_nodes": f"{PLACEMENT}.policy_num_nodes",
+    "placement.num_gpus_per_node": f"{PLACEMENT}.policy_num_gpus_per_node",
+    "max_length": SFT_TOKENS,
+    "sequence_parallel_size": f"{POLICY}.sequence_parallel_size",
+    "micro_train_batch_size_per_gpu": "trainer.micro_train_batch_size_per_gpu",
+    "use_sequence_packing": "trainer.use_sequence_packing",
+    "max_tokens_per_microbatch": "trainer.max_tokens_per_microbatch",
+}
+"""Key of supervised fine-tuning → the key of reinforcement learning (`build_skyrl_config_for_sft`)."""
+
+SFT_TABLES = ("model.", "optimizer_config.", "megatron_config.", "fsdp_config.", "torch_profiler_config.")
+"""Tables of supervised fine-tuning that are those of the policy."""
+
+
+def starts_program(command_line: CommandLine) -> bool:
+    """Whether a command starts SkyRL, or a program with its overrides."""
+    return any(word.lstrip("+").startswith(f"{POLICY}.") for word in command_line.words) or _is_fine_tuning(
+        command_line
+    )
+
+
+def _is_fine_tuning(command_line: CommandLine) -> bool:
+    """Whether a command has the overrides of SkyRL's supervised fine-tuning."""
+    keys = {word.partition("=")[0] for word in command_line.words}
+    return {"strategy", "model.path", "micro_train_batch_size_per_gpu"} <= keys
+
+
+def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
+    """Returns the overrides of supervised fine-tuning under the keys of reinforcement learning."""
+    return SFT_DEFAULTS | {
+        f"{POLICY}.{key}" if key.startswith(SFT_TABLES) else SFT_KEYS.get(key, key): value
+        for key, value in overrides.items()
+    }
+
+
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a command of SkyRL. Raises `InputError`, which names file and key."""
+    with reader_of(source_file) as reader:
+        overrides = overrides_of(command_line.words)
+        if _is_fine_tuning(command_line):
+            overrides = _overrides_of_fine_tuning(overrides)
+        for key, value in overrides.items():
+            if is_unresolved(value) and key != MODEL_KEY and key in READ_KEYS:
+                raise reader.argument_error(key, unresolved_reason(value))
+        config = {key: plain_value(value) for key, value in overrides.items()}
+        reader.refuse_other_values(config, MODELLED)
+        for key, value in config.items():
+            if key in READ_KEYS or key in MODELLED:
+                continue
+            is_policy_key = key.startswith(f"{POLICY}.")
+            if not is_policy_key or WITHOUT_MEMORY.fullmatch(key) is not None:
+                reader.ignored_arguments.append(key)
+            elif value not in (None, False):
+                reader.refuse(key[:100], f"{short_repr(value)[:40]} is not modelled")
+        is_megatron = reader.choice(config, "trainer.strategy", ("fsdp", "fsdp2", "megatron"), "fsdp") == "megatron"
+        world_size = reader.device_count_of_nodes(
+            {f"{PLACEMENT}.policy_num_gpus_per_node": 1, **config},
+            f"{PLACEMENT}.policy_num_nodes",
+            f"{PLACEMENT}.policy_num_gpus_per_node",
+        )
+        reader.requests_expandable_segments = True  # `use_expandable_segments`, while the policy trains
+        launch_settings = (_megatron_run if is_megatron else _fsdp_run)(reader, config, world_size)
+        rollout = _rollout(reader, config, launch_settings, is_megatron)
+        model_id = model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
+        return reader.launch("megatron" if is_megatron else "fsdp2", launch_settings, target=model_id, rollout=rollout)
+
+
+def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
+    """Returns the tokens of the longest sequence: the longest input of a turn, and the answer to it."""
+    if config.get(SFT_TOKENS) is not None:
+        return reader.integer(config, SFT_TOKENS, 1)
+    prompt_tokens = reader.integer(config, "trainer.max_prompt_length", 512)
+    input_tokens = reader.optional_integer(config, "generator.max_input_length") or prompt_tokens
+    return input_tokens + reader.integer(config, "generator.sampling_params.max_generate_length", 1024)
+
+
+def _batch_settings(reader: LaunchReader, config: Table, replica_count: int) -> dict[str, Any]:
+    """Returns sequences, tokens and micro-batches of an update. replica_count: ranks with sequences of their own."""
+    batch = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
+    samples = reader.integer(config, "trainer.policy_mini_batch_size", 256)
+    samples *= reader.integer(config, "generator.n_samples_per_prompt", 5)
+    tokens = _sequence_tokens(reader, config)
+    micro_batches = max(1, samples // (batch * replica_count))
+    most_tokens = config.get("trainer.max_tokens_per_microbatch")
+    if most_tokens in (None, -1) and reader.flag(config, "trainer.use_sequence_packing"):
+        return {"batch": 1, "seq": tokens, "num_microbatches": micro_batches}
+    if most_tokens in (None, -1):
+        reader.counts_longest_samples = True
+        return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
+    most_tokens = reader.integer(config, "trainer.max_tokens_per_microbatch", 1)
+    reader.notes.append("trainer.max_tokens_per_microbatch: micro-batches of that many tokens, counted as one sequence")
+    return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
+
+
+def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
+    """Returns the policy's run under FSDP2: shards and sums in fp32, products in bf16, and a loss within the logits.
+
+    The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
+    """
+    cp = reader.sequence_ranks(config, f"{POLICY}.sequence_parallel_size", world_size)
+    shard_count = reader.integer(config, f"{FSDP}.fsdp_size", -1, minimum=-1)
+    shard_degree = world_size if not 1 <= shard_count <= world_size else shard_count
+    if world_size % shard_degree:
+        raise reader.argument_error(f"{FSDP}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
+    batch_settings = _batch_settings(reader, config, world_size // cp)
+    settings: dict[str, Any] = {
+        "phase": "training",
+        "optimizer": "adamw",
+        "optimizer_impl": "foreach",
+        "attn_implementation": "flash" if reader.flag(config, "trainer.flash_attn", True) else "sdpa",
+        "cross_entropy": "flash-in-place",
+        "divide_logits": True,
+        "dtype": "bf16",
+        "master_weights": "fp32",
+        **batch_settings,
+        "seq": -(-batch_settings["seq"] // cp),
+    }
+    if reader.flag(config, "trainer.gradient_checkpointing", True):
+        settings["recompute"] = "full"
+    rank = config.get(f"{LORA}.rank")
+    if rank not in (None, 0):
+        targets_argument = (f"{LORA}.target_modules", reader.value(config, f"{LORA}.target_modules", "all-linear"))
+        settings |= lora_settings(
+            reader,
+            rank=(f"{LORA}.rank", rank),
+            targets_argument=targets_argument,
+            dropout_value=config.get(f"{LORA}.dropout"),
+        )
+    layout = Layout(
+        dp=world_size,
+        zero=3 if world_size > 1 else 0,
+        hsdp_replicas=world_size // shard_degree,
+        reshard=reader.flag(config, f"{FSDP}.reshard_after_forward", True),
+    )
+    fsdp_settings = TitanSettings(
+        reduction_format="float32",
+        reduces_each_microbatch=True,
+        offloads_to_host=reader.flag(config, f"{FSDP}.cpu_offload"),
+        outer_groups="embedding",
+    )
+    return LaunchSettings(layout, settings, fsdp_settings)
+
+
+def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
+    """Returns the policy's run under Megatron-Core by Megatron-Bridge, which runs every layer again by default."""
+    tp, pp, cp, ep = (
+        reader.integer(config, f"{MEGATRON}.{name}_parallel_size", 1)
+        for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+    )
+    batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)))
+    granularity = reader.value(config, f"{TRANSFORMER}recompute_granularity", "full")
+    is_whole = granularity == "full"
+    recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
+    parallel_run = MegatronRun(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=reader.optional_integer(config, f"{MEGATRON}.expert_tensor_parallel_size"),
+        end_stage_layers=end_stage_layers(reader, config, TRANSFORMER),
+        sequence_parallel=tp > 1,
+        batch=batch_settings["batch"],
+        seq=batch_settings["seq"],
+        num_microbatches=batch_settings["num_microbatches"],
+        recompute_granularity=granularity if recomputes else None,
+        recompute_method=config.get(f"{TRANSFORMER}recompute_method", "uniform") if is_whole else None,
+        recompute_num_layers=config.get(f"{TRANSFORMER}recompute_num_layers", 1) if is_whole else None,
+        recompute_modules=config.get(f"{TRANSFORMER}recompute_modules", ["core_attn"]),
+        dispatcher=config.get(f"{MEGATRON}.moe_token_dispatcher_type"),
+        fuses_activation=BRIDGE_FUSED,
+    )
+    settings = host_optimizer_settings(reader, config, OPTIMIZER)
+    if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
+        settings["precision_aware_optimizer"] = True
+    rank = config.get(f"{LORA}.rank")
+    if rank not in (None, 0):
+        target_modules = config.get(f"{LORA}.target_modules")
+        settings |= bridge_adapter_settings(
+            reader,
+            LORA,
+            rank,
+            None if target_modules == "all-linear" else target_modules,
+            config.get(f"{LORA}.dropout"),
+        )
+    return megatron_run(reader, parallel_run, world_size, settings)
+
+
+def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool) -> Rollout | None:
+    """Returns the rollout engine and the other models; none if the rollouts have devices of their own."""
+    if config.get(SFT_TOKENS) is not None:
+        return None
+    if not reader.flag(config, f"{PLACEMENT}.colocate_all", True):
+        reader.notes.append(f"{PLACEMENT}.colocate_all false: the devices of the rollouts are not counted")
+        return None
+    layout, settings = launch_settings.layout, launch_settings.settings
+    engine_name = str(reader.value(config, f"{ENGINE}.backend", "vllm"))
+    flags: dict[str, Any] = {}
+    if engine_name == "vllm":
+        flags = {
+            "tensor_parallel_size": reader.integer(config, f"{ENGINE}.tensor_parallel_size", 1),
+            "gpu_memory_utilization": share_of(reader, f"{ENGINE}.gpu_memory_utilization", config, 0.8),
+            "max_num_seqs": reader.integer(config, f"{ENGINE}.max_num_seqs", 1024),
+            "max_num_batched_tokens": reader.integer(config, f"{ENGINE}.max_num_batched_tokens", 8192),
+            "enforce_eager": reader.flag(config, f"{ENGINE}.enforce_eager"),
+            "max_model_len": reader.optional_integer(config, f"{ENGINE}.engine_init_kwargs.max_model_len")
+            or _sequence_tokens(reader, config),
+        }
+    else:
+        reader.notes.append(f"{ENGINE}.backend {short_repr(engine_name)}: not modelled; its memory is not counted")
+    reader.notes.append("rollouts at their longest")
+    has_reference = reader.flag(config, "trainer.algorithm.use_kl_loss", True) or reader.flag(
+        config, "trainer.algorithm.use_kl_in_reward"
+    )
+    shard_count = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
+    reference_model = (
+        AdditionalModel("host", 2 if is_megatron else 4, shard_count) if has_reference else AdditionalModel()
+    )
+    has_critic = reader.value(config, "trainer.algorithm.advantage_estimator", "grpo") == "gae"
+    if has_critic:
+        reader.notes.append("the critic is counted as large as the policy")
+    return Rollout(
+        source="skyrl/backends/skyrl_train/workers/worker_dispatch.py",
+        engine=engine_name if engine_name == "vllm" else "",
+        flags=flags,
+        sleeps_while_idle=True,
+        is_own_process=True,
+        offloaded_states=frozenset(("weights", "optimizer", "gradients")),
+        reference_model=reference_model,
+        critic_location="host" if has_critic else "none",
+        sequences=reader.integer(config, "trainer.micro_forward_batch_size_per_gpu", 1),
+        tokens=settings["seq"] // layout.cp,
+        logit_tokens=settings["seq"] // layout.cp,
+        logit_bytes=2 if not is_megatron else 6,
+        transfer_bytes=1 << 30,  # `weight_transfer_threshold_cuda_ipc_GB`
+    )

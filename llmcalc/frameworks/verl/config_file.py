@@ -1,0 +1,28 @@
+"""Reads configs of verl in YAML: those that a command names, and those that a run has written.
+
+Source: verl at b178a3cd (2026-01-29), verl/trainer/config/{ppo_trainer,ppo_megatron_trainer,sft_trainer}.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..launch.interpolation import flat_config
+from ..launch.record import Launch, LaunchSource, Table, reader_of
+from ..launch.unresolved import mark_unresolved
+from .command import config_names, launch_of_overrides
+
+
+def is_verl(config: Table) -> bool:
+    """Whether tables are a config of verl's reinforcement learning."""
+    return isinstance(config.get("actor_rollout_ref"), Mapping)
+
+
+def read_verl(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of the actor. Raises `InputError`, which names file and key."""
+    with reader_of(source_file) as reader:
+        flat_values = {
+            flat_key: mark_unresolved(flat_value) if isinstance(flat_value, str) and "${" in flat_value else flat_value
+            for flat_key, flat_value in flat_config(config, environment=source_file.env).items()
+        }
+        return launch_of_overrides(reader, flat_values, config_names(config))
