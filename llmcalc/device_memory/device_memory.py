@@ -291,7 +291,9 @@ class CountedRun:
         ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         layer_limit = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
-        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= layer_limit
+        self.whole: bool = (
+            not self.repeating or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
+        )
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating
@@ -301,7 +303,7 @@ class CountedRun:
     @property
     def recordings(self) -> list[RecordedEvents]:
         """The recorded allocations and releases; empty after the replay on the allocator."""
-        return [repeat_analysis.recorded for repeat_analysis in self.analyses]
+        return [repeat_analysis.recorded_events for repeat_analysis in self.analyses]
 
     @property
     def tensor_bytes(self) -> int:
@@ -351,7 +353,7 @@ class CountedRun:
             ]
         except NotRepeatingError:
             self.repeating = []
-        layer_count = sum(layer_stack.layers for layer_stack in self.stacks)
+        layer_count = sum(layer_stack.layer_count for layer_stack in self.stacks)
         if layer_count > MOST_RECORDED_LAYERS:
             raise InputError(
                 f"{layer_count:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
@@ -385,7 +387,7 @@ class CountedRun:
         )
         longer_repeats = {
             stack_index: min(
-                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+                stacks[stack_index].repeat_count, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
             )
             for stack_index in repeating_stacks
         }
@@ -394,7 +396,7 @@ class CountedRun:
             for stack_index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].layer_period
+            (stacks[stack_index].repeat_count - longer_repeats[stack_index]) * stacks[stack_index].layer_period
             for stack_index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
@@ -416,7 +418,8 @@ class CountedRun:
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
+        stack.irregular_layers if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
+        for stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(

@@ -123,7 +123,7 @@ class InferenceRun:
 
     def _create_lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
         """Creates the object that runs the program with the chosen kernels."""
-        autograd_graph.enabled = False
+        autograd_graph.is_grad_enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
@@ -132,11 +132,11 @@ class InferenceRun:
             autograd_graph,
             run_config,
             DTYPES[inference_config.dtype],
-            trained=False,
-            include=inference_config.include,
+            has_trained_weights=False,
+            included_parts=inference_config.include,
             choices=inference_config.kernel_choices,
         )
-        lowering.run_only, lowering.paged = self.layers, inference_config.has_paged_cache
+        lowering.run_repeats_by_stack, lowering.has_block_pool = self.layers, inference_config.has_paged_cache
         return lowering
 
     def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
@@ -187,7 +187,7 @@ class InferenceRun:
             self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
         if self.caches:
-            self.lowering.store = {}
+            self.lowering.cached_tensors_by_path = {}
         if self.inference.phase == "decode":
             self.fill_cache(self.chunk_count)
 
@@ -214,7 +214,7 @@ class InferenceRun:
         chunk_count: the number of chunks.
         """
         unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
-        unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
+        unmetered_lowering.weights, unmetered_lowering.cached_tensors_by_path = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
         middle_passes = []
         if chunk_count > 2:
@@ -223,10 +223,10 @@ class InferenceRun:
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with count_storages_as(self.meter, "cache"):
-            self.lowering.store = {}
-            for cache_key, tensors in unmetered_lowering.store.items():
+            self.lowering.cached_tensors_by_path = {}
+            for cache_key, tensors in unmetered_lowering.cached_tensors_by_path.items():
                 self.meter.parameter_path = cache_key
-                self.lowering.store[cache_key] = tuple(
+                self.lowering.cached_tensors_by_path[cache_key] = tuple(
                     tensor
                     if self.inference.has_paged_cache
                     else Tensor(tensor.shape, tensor.dtype, Storage(self.meter, tensor.storage.bytes), tensor.strides)
@@ -250,7 +250,7 @@ class InferenceRun:
         last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
         for chunk_index in (0, *range(last_chunks_start, chunk_count)):
             if chunk_index == last_chunks_start > 1:
-                self.lowering.store = {}
+                self.lowering.cached_tensors_by_path = {}
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
             self.run(
@@ -321,7 +321,7 @@ def replay_inference(
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()
-    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
@@ -329,9 +329,9 @@ def replay_inference(
         for allocation_place, peak in memory_meter.peaks.items()
         if allocation_place.phase in inference_run.names
     }
-    replay_result.final_bytes = memory_meter.now
+    replay_result.final_bytes = memory_meter.live_bytes
     if device is not None:
-        replay_result.read_allocator(device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(device, memory_meter.live_bytes, memory_meter.peak_bytes)
     return replay_result
 
 

@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import Stretch, play_step_lists
+from ..simulator.caching_allocator import StepList, play_step_lists
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
@@ -168,11 +168,11 @@ class TrainingRun:
             run_config,
             DTYPES[training_config.dtype],
             recompute=training_config.recompute,
-            include=training_config.include,
+            included_parts=training_config.include,
             choices=training_config.kernel_choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(repeats_by_stack or {})
+        self.lowering.run_repeats_by_stack = dict(repeats_by_stack or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
@@ -217,7 +217,7 @@ class TrainingRun:
                     )
                 )
             self.meter.parameter_path = None
-            self.copies = [self._tensor_to_update(weight) for weight in self.lowering.unused_modules if weight.leaf]
+            self.copies = [self._tensor_to_update(weight) for weight in self.lowering.unused_modules if weight.is_leaf]
         self.parameters: list[Tensor] = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
@@ -286,12 +286,12 @@ class TrainingRun:
     def forward(self) -> Tensor:
         """Runs the forward pass. Returns the loss, or the model's output without a language-model head."""
         self.meter.place = AllocationPlace("forward")
-        self.graph.autocast = BFLOAT16 if self.training.autocast else None
+        self.graph.autocast_dtype = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
-        self.graph.pack_elsewhere = offload.pack if self.training.offloads_activations else None
-        self.offloaded = offload.moved
+        self.graph.checkpoint_pack_hook = offload.pack if self.training.offloads_activations else None
+        self.offloaded = offload.offloaded_bytes
         logits = self.lowering.run(self.program)
-        self.graph.pack_elsewhere = None
+        self.graph.checkpoint_pack_hook = None
         self.meter.place = AllocationPlace("forward", path="loss")
         if self.labels is not None:
             logits = self.lowering.logits_for_loss(logits)
@@ -306,7 +306,7 @@ class TrainingRun:
         self.meter.place = AllocationPlace("backward", path="loss")
         self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
-        self.graph.on_leaf_gradient = self.gradient_hook
+        self.graph.leaf_gradient_hook = self.gradient_hook
         backward(self.graph, loss, loss_gradient, self.finish_backward)
         self.lowering.logits = []
 
@@ -412,16 +412,16 @@ def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResu
 
 def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
     """Replays two steps after a run's set-up, and returns the bytes of all three."""
-    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
     memory_meter.place = AllocationPlace()
     training_run.step()
     memory_meter.place = AllocationPlace("after")
     replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
-    replay_result.final_bytes = memory_meter.now
+    replay_result.final_bytes = memory_meter.live_bytes
     if memory_meter.device is not None:
-        replay_result.read_allocator(memory_meter.device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(memory_meter.device, memory_meter.live_bytes, memory_meter.peak_bytes)
     return replay_result
 
 
@@ -435,7 +435,7 @@ class CountedSteps:
     """
 
     result: ReplayResult
-    step_lists: Sequence[Stretch]
+    step_lists: Sequence[StepList]
     storage_count: int
     requested_bytes: int
     peak_requested: int
@@ -452,7 +452,13 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
     """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.end_event_list()
-    return CountedSteps(replay_result, memory_meter.pieces, memory_meter.count, memory_meter.now, memory_meter.peak)
+    return CountedSteps(
+        replay_result,
+        memory_meter.step_lists,
+        memory_meter.storage_count,
+        memory_meter.live_bytes,
+        memory_meter.peak_bytes,
+    )
 
 
 def replay_steps_on_allocator(

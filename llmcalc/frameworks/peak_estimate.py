@@ -29,7 +29,7 @@ from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
-from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
+from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -236,7 +236,9 @@ class PeakEstimate:
             [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
             for stack_scope in parent_scopes
         ]
-        return [layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in layer_kinds(layer_scopes)]
+        return [
+            layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in types_of_layers(layer_scopes)
+        ]
 
     @cached_property
     def experts(self) -> int:

@@ -149,15 +149,15 @@ class NodeTrackingEager(EagerKernels):
         layer_output = super().run_layer(frame, x)
         memory_meter.place = outer_location
         for memory_block in {
-            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.pass_memo.values())
         }.values():
             memory_block.ends += 1
         return layer_output
 
     def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
-        for read_value in self.storages_read[id(frame.scope)]:
-            if read_value in self.values:
-                self.graph.meter.reclassify(self.values[read_value].storage.block, "activations")
+        for read_value in self.read_storage_ids[id(frame.scope)]:
+            if read_value in self.tensors_by_value:
+                self.graph.meter.reclassify(self.tensors_by_value[read_value].storage.block, "activations")
         return super().layer_runner(frame, layer_input, layer_output)
 
 
@@ -208,10 +208,10 @@ def saved_blocks(
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
-        include=training_pass.included_parts,
+        included_parts=training_pass.included_parts,
         choices=training_pass.kernel_choices,
     )
-    lowering.run_only = dict(training_pass.layer_repeats)
+    lowering.run_repeats_by_stack = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
         token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
@@ -225,7 +225,7 @@ def saved_blocks(
         model_output = lowering.losses(model_output, labels)
     output_node = model_output.node
     del model_output
-    lowering.left.clear()  # states that modules keep for a next pass
+    lowering.persistent_tensors.clear()  # states that modules keep for a next pass
     memory_blocks = [memory_block for memory_block in memory_meter.alive.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
     return memory_blocks

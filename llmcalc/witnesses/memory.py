@@ -370,14 +370,14 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
     simulated_run = TrainingRun(spec, training, memory_meter=memory_meter)
     simulated_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     simulated_run.set_up()
-    set_up_bytes, bytes_of_steps = memory_meter.now, []
+    set_up_bytes, bytes_of_steps = memory_meter.live_bytes, []
     for _ in range(step_count):
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
             simulated_run.next_batch()
             loss = simulated_run.forward()
-            live_bytes = memory_meter.now
+            live_bytes = memory_meter.live_bytes
             saved_bytes = _saved_bytes(simulated_run, loss)
             simulated_run.backward(loss)
             del loss
@@ -386,7 +386,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         bytes_of_steps.append(
             StepBytes(
                 **{f"{phase}_peak": peak_bytes for phase, peak_bytes in peaks_by_phase(memory_meter).items()},
-                after_step=memory_meter.now,
+                after_step=memory_meter.live_bytes,
                 after_forward=live_bytes,
                 saved=saved_bytes,
             )
@@ -409,12 +409,12 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     training_run.set_up()
     weight_bytes = memory_meter.by_kind["weights"]
     training_run.next_batch()
-    training_run.graph.on_sum = add_sum
-    bytes_before = memory_meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
+    training_run.graph.gradient_sum_hook = add_sum
+    bytes_before = memory_meter.live_bytes - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     memory_meter.peaks = {}
     training_run.next_batch()
     loss = training_run.forward()
-    live_bytes = memory_meter.now - bytes_before
+    live_bytes = memory_meter.live_bytes - bytes_before
     training_run.backward(loss)
     peaks_of_phases = peaks_by_phase(memory_meter)
     pass_bytes = PassBytes(

@@ -102,7 +102,7 @@ class ZeroRun(TrainingRun):
             id(weight): weight
             for weight in (parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path)))
         }
-        return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
+        return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.is_leaf)]
 
     def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
         """Updates trained tensors and frees the gradients."""

@@ -57,8 +57,8 @@ class Stage3Run(ZeroRun):
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
         coordinator.mark_persistent()
-        trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
-        frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
+        trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.is_leaf]
+        frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.is_leaf]
         self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
         element_count = sum(parameter.shard_elements for parameter in trained_parameters)
@@ -111,7 +111,7 @@ class Stage3Run(ZeroRun):
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
-                parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
+                parameter for parameter in self.coordinator.parameters if not parameter.full_param.is_leaf
             ]
             shard_bytes = [
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
@@ -186,7 +186,7 @@ class Stage3Run(ZeroRun):
         if all(
             sibling_parameter.full_param.grad is not None
             or sibling_parameter in self.bucket
-            or not sibling_parameter.full_param.leaf
+            or not sibling_parameter.full_param.is_leaf
             for sibling_parameter in module_parameters
         ):
             self.coordinator.after_backward(parameter.module)

@@ -25,7 +25,7 @@ from ...simulator.autograd import backward, record
 from ...simulator.event_log import Event, EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.lowering import ENTRY
+from ...simulator.lowering import STAGE_INPUT_KEY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
@@ -166,7 +166,7 @@ class ModelChunk(TrainingRun):
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
         if self.received:
-            self.lowering.inputs[ENTRY] = self.received[i]
+            self.lowering.inputs[STAGE_INPUT_KEY] = self.received[i]
         output_tensor = self._run_forward(self.received[i] if self.received else None, self.run_layers)
         self.flights[i] = output_tensor
         return output_tensor
@@ -410,12 +410,12 @@ def shorten_layers(
     for model_chunk in model_chunks:
         lowering = model_chunk.lowering
         chunk_stacks = program_stacks(model_chunk.program.root, layer_period, lowering.first_layer_index)
-        lowering.run_only = {
+        lowering.run_repeats_by_stack = {
             i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
             for i, layer_stack in enumerate(chunk_stacks)
-            if shortens_stacks and layer_stack.repeats > RECORDED_REPEATS
+            if shortens_stacks and layer_stack.repeat_count > RECORDED_REPEATS
         }
-        shortened_stacks += [len(stacks) + i for i in lowering.run_only]
+        shortened_stacks += [len(stacks) + i for i in lowering.run_repeats_by_stack]
         stacks += chunk_stacks
     return stacks, shortened_stacks
 

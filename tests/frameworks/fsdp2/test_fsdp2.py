@@ -923,7 +923,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
         sums = sums.plus_sum(size, in_place)
 
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
-    run.graph.on_sum = add
+    run.graph.gradient_sum_hook = add
     run.set_up()
     for _ in range(2):
         run.step()

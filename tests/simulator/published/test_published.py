@@ -84,12 +84,12 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     meter.kind = "temporary"
 
     def once() -> Tensor:
-        run.values[id(x)] = input_tensor
+        run.tensors_by_value[id(x)] = input_tensor
         return run.run(program)
 
     once()  # makes the weights
-    run.left.clear()
-    base = meter.now
+    run.persistent_tensors.clear()
+    base = meter.live_bytes
     meter.restart()
     return held(meter, graph, once(), base, counts_saved=not case.recompute.layers)
 

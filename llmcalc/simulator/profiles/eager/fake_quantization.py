@@ -20,7 +20,9 @@ from .basic import BasicKernels
 class FakeQuantizationKernels(BasicKernels):
     """Kernels that round the operands of linear layers, and keep their number format."""
 
-    def rounded(self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool) -> tuple[Tensor, Tensor]:
+    def fake_quantized_operands(
+        self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool
+    ) -> tuple[Tensor, Tensor]:
         """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
 
         Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
