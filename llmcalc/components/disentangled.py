@@ -101,7 +101,7 @@ class DisentangledScores(AttentionPosition):
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
         table_rows = TableRows(row_count=2 * self.span, limits_to_tokens=self.within_sequence, source_rows=x.rows)
-        distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
+        distance_table: Value = recorder.layer_memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, head_dim = q.axes

@@ -105,7 +105,7 @@ class RelativeKeyAttention(TokenMixer):
             for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         pair_value = value_of_pairs(x.rows, heads, is_batched=True)
-        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
+        keys = recorder.layer_memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(

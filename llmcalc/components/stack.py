@@ -316,9 +316,9 @@ class Stack(Component):
         """
         hidden_axes: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
-        with recorder.separate_stack(recorder.causal, recorder.memory), recorder.function():
-            recorder.memo["hidden"] = hidden_axes
-            recorder.memo["keeps_first_input"] = keeps_first_input
+        with recorder.separate_stack(recorder.causal, recorder.encoder_output), recorder.function():
+            recorder.layer_memo["hidden"] = hidden_axes
+            recorder.layer_memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(
                 recorder, self._first_layer_input(recorder, x, hidden_axes, embedding_axes, positions)
             )
@@ -333,7 +333,7 @@ class Stack(Component):
         )
         for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
-                recorder.memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
+                recorder.layer_memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
             if slot_name == "relative_bias" and component is not None:
                 for layer in self.layers_by_kind().values():
                     layer.attention.share_bias(recorder, x)
@@ -342,12 +342,12 @@ class Stack(Component):
         if self.entities is not None:
             recorder.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.layers_by_kind().values()]
-        recorder.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
-        recorder.memo["lends_selection"] = any(
+        recorder.layer_memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
+        recorder.layer_memo["lends_selection"] = any(
             getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
         )
-        recorder.memo["embedded"] = x
-        if recorder.memo["keeps_first_input"]:
+        recorder.layer_memo["embedded"] = x
+        if recorder.layer_memo["keeps_first_input"]:
             recorder.keep(embedded=x)
             recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
@@ -398,7 +398,7 @@ class Stack(Component):
             recorder.hold(x=x)
         x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
         x = recorder.dropout(x, "embedding")
-        if recorder.memo["keeps_first_input"]:
+        if recorder.layer_memo["keeps_first_input"]:
             recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x

@@ -112,7 +112,7 @@ class CacheSize:
         return [
             node_position
             for node_position in self.tree.walk(RunConfig(self.workload))
-            if not node_position.optional and node_position.cost_of_operation(cached_bits)
+            if not node_position.optional_part and node_position.cost_of_operation(cached_bits)
         ]
 
     @property

@@ -114,7 +114,7 @@ def _layer_program(tower: Any) -> Flow:
             ExtendedRows(source_rows=PATCHES, extra_rows=tower.vector_count) if tower.vector_count else PATCHES,
             (hidden_vectors,),
         )
-        program.entry = frame_rows
+        program.stage_input = frame_rows
     with program.separate_stack(causal=False):
         if tower.type == "audio":
             program.result = tower.stack.flow(program, frame_rows, hidden_vectors)

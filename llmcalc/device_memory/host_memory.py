@@ -89,4 +89,4 @@ def _offloaded_bytes_of_pass(
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()
-    return sum(map(pinned_bytes, training_run.offloaded))
+    return sum(map(pinned_bytes, training_run.offloaded_bytes))

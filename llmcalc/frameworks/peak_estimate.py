@@ -491,7 +491,9 @@ class PeakEstimate:
         """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
-        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.included_parts]
+        tree_nodes = [
+            node for node in node_tree.walk() if not node.optional_part or node.optional_part in self.included_parts
+        ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
         parameter_count = node_tree.total(count_parameters, include=self.included_parts)

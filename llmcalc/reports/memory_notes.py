@@ -124,10 +124,12 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
     ranks: the ranks per host, each with these terms; default 1.
     """
-    if not device.host:
+    if not device.host_terms:
         return []
-    terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
-    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host_terms)
+    term_sources = dict.fromkeys(
+        f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host_terms
+    )
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
 

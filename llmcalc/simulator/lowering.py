@@ -141,7 +141,7 @@ class Lowering(ProgramLowering):
             tuple(
                 recorded_value
                 for recorded_value in values_read.values()
-                if not is_view_of(recorded_value, module_scope.argument)
+                if not is_view_of(recorded_value, module_scope.module_argument)
             ),
             frozenset(
                 nearest_base_id(recorded_value, computed_value_ids) or 0 for recorded_value in values_read_outside

@@ -46,8 +46,8 @@ class ProgramLowering(CacheTensors):
         self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0
-        if program.entry is not None:
-            self.store_without_reshape(program.entry, self.inputs.pop(STAGE_INPUT_KEY))
+        if program.stage_input is not None:
+            self.store_without_reshape(program.stage_input, self.inputs.pop(STAGE_INPUT_KEY))
         self.run_module(ModuleFrame(program.root))
         program_result = self.tensor_of(program.result)
         self.tensors_by_value.clear()
@@ -106,22 +106,24 @@ class ProgramLowering(CacheTensors):
 
     def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
-        if program.frames is None:
+        if program.audio_frames is None:
             return
-        batch, frame_count, values_per_frame = self.shape(program.frames)
+        batch, frame_count, values_per_frame = self.shape(program.audio_frames)
         if program.frames_by_row:
-            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
+            self.inputs[program.audio_frames.rows] = self.graph.new_tensor(
+                (batch, frame_count, values_per_frame), self.dtype
+            )
         else:
             input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.aten.transpose(input_frames, 1, 2)
+            self.inputs[program.audio_frames.rows] = self.aten.transpose(input_frames, 1, 2)
 
     def create_stage_input(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
-        if program.entry is None:
+        if program.stage_input is None:
             return None
         with count_storages_as(self.graph.meter, "communication"):
             stage_input = empty(
-                self.graph.meter, self.shape(program.entry), self.dtype, is_leaf=self.has_trained_weights
+                self.graph.meter, self.shape(program.stage_input), self.dtype, is_leaf=self.has_trained_weights
             )
         self.inputs[STAGE_INPUT_KEY] = stage_input
         return stage_input
@@ -135,7 +137,7 @@ class ProgramLowering(CacheTensors):
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module's operations and submodules, with the module on the stack of running modules."""
         module_scope = module_call.scope
-        module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
+        module_input = None if module_scope.module_argument is None else self.tensor_of(module_scope.module_argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place

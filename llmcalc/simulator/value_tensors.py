@@ -221,7 +221,7 @@ class ValueTensors:
             if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.node_fields.get("role") == "shared" for module_scope in inner_scopes)
-                is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
+                is_per_layer = any(module_scope.has_parameters_per_layer for module_scope in inner_scopes)
                 path_parts.append(
                     module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index
                 )

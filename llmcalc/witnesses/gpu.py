@@ -22,7 +22,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..device_memory.cuda_runtime import LARGE, LARGE_WORKSPACE, WORKSPACE, CudaRuntime, workspace_bytes
+from ..device_memory.cuda_runtime import (
+    LARGE_GPU_CAPABILITIES,
+    LARGE_WORKSPACE,
+    WORKSPACE,
+    CudaRuntime,
+    workspace_bytes,
+)
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
@@ -280,7 +286,9 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
     major_version = int(gpu_facts["compute_capability"].partition(".")[0])
     config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (
-        (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
+        (LARGE_WORKSPACE if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE)
+        if config is None
+        else workspace_bytes(config)
     )
     has_expandable_segments = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]

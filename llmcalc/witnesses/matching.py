@@ -52,7 +52,7 @@ def coverage_of_leaves(
     leaf_nodes = [
         node_position.path
         for node_position in model_tree.walk()
-        if node_position.cost_of_operation(params_cost) and node_position.optional in {"", *included_parts}
+        if node_position.cost_of_operation(params_cost) and node_position.optional_part in {"", *included_parts}
     ]
     return ModuleCoverage(
         tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path) == 1),

@@ -281,7 +281,7 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield (
-        optimizer_record.reads_values and device == "meta",
+        optimizer_record.depends_on_values and device == "meta",
         f"{optimizer_record.name} reads values; expected --device cpu",
     )
     is_library_loss = training.kernel_choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
@@ -446,8 +446,8 @@ def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dic
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if (
-        training_run.training.recompute is not NONE
-        or training_run.training.kernel_choices.cross_entropy == "recomputed"
+        training_run.training_config.recompute is not NONE
+        or training_run.training_config.kernel_choices.cross_entropy == "recomputed"
     ):
         return None
     input_storages = {id(tensor.storage) for tensor in _input_tensors(training_run)}

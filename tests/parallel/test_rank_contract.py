@@ -124,7 +124,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
     return any(
-        isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size
+        isinstance(axis, AxisShard) and axis.size * axis.rank_count > axis.full_size
         for axis in axes_with_concatenated_parts(shape)
     )
 

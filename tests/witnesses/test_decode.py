@@ -190,7 +190,7 @@ LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")
 
 def _kinds(spec: ModelSpec) -> set[Any]:
     """The ops of a model by type and limits."""
-    ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.forms.values())]
+    ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.ops_by_form.values())]
     return {(type(op), *(limit for limit in LIMITS if getattr(op, limit, None) is not None)) for op in ops}
 
 

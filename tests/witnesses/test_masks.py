@@ -93,7 +93,7 @@ def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     attending = (
         p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, TableRows)
     )
-    attending = (p for p in attending if not p.optional)
+    attending = (p for p in attending if not p.optional_part)
     return [(p.node.op, p.copies, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
 
 

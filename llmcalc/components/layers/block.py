@@ -329,7 +329,7 @@ class Block(Layer):
 
     def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
         """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
+        return {"memory": recorder.encoder_output, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
         return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
@@ -355,7 +355,7 @@ class Block(Layer):
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
+        memory = Value(SOURCE, source_axes) if recorder.encoder_output is None else recorder.encoder_output
         recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")

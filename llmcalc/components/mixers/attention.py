@@ -329,8 +329,8 @@ class Attention(TokenMixer):
         return ScoreBias(self.num_attention_heads)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
-        if "score_bias" not in recorder.memo:
-            recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
+        if "score_bias" not in recorder.layer_memo:
+            recorder.layer_memo["score_bias"] = recorder.distance_bias(recorder.layer_memo["relative_bias"], x)
 
     def dependency_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
@@ -377,7 +377,7 @@ class Attention(TokenMixer):
         if self.position is not None:
             q, bias = self.position.flow(recorder, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
-            bias = recorder.memo.get("score_bias")
+            bias = recorder.layer_memo.get("score_bias")
         recorder.hold(q=q, k=keys, v=values)
         convolved_values = None
         if self.value_convolution is not None:
@@ -393,7 +393,9 @@ class Attention(TokenMixer):
             key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             key_limits |= {} if self.grid_window is None else {"square_side": self.grid_window}
             key_limits |= (
-                {"core": ops.ReceivedKeysAttentionCore} if self.kv_shared and "from_target" in recorder.memo else {}
+                {"core": ops.ReceivedKeysAttentionCore}
+                if self.kv_shared and "from_target" in recorder.layer_memo
+                else {}
             )
         else:
             rope_theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
@@ -414,7 +416,7 @@ class Attention(TokenMixer):
             copies_heads=self.copies_heads,
             floors_scores=self.floors_scores,
             names_scores=self.names_scores,
-            bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
+            bias_in_sdpa=bias is not None and recorder.layer_memo.get("bias_in_sdpa", False),
             **key_limits,
         )
         recorder.hold(out=attn_output)
@@ -477,8 +479,10 @@ class Attention(TokenMixer):
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
-        computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
-        if self.kv_shared and "from_target" in recorder.memo:
+        computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.layer_memo.setdefault(
+            "keys and values", []
+        )
+        if self.kv_shared and "from_target" in recorder.layer_memo:
             return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
@@ -521,7 +525,7 @@ class Attention(TokenMixer):
                 keys, values = recorder.cache("cache", cache_kind, keys, values, token_limit=cache_limit)
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
-        if not is_cross_attention and recorder.memo.get("lends"):
+        if not is_cross_attention and recorder.layer_memo.get("lends"):
             sharing_key = self.sharing_key_of()
             recorder.keep(**{f"keys of {sharing_key}": keys, f"values of {sharing_key}": values})
         return keys, values

@@ -58,7 +58,7 @@ class ContextAttention(TwoKeySetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records attention to the target's states and to the current pass: two attention cores, one softmax."""
-        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
         q = recorder.rope(

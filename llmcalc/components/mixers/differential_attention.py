@@ -145,16 +145,16 @@ class DifferentialAttention(WindowedMixer):
             empty_keys_and_values = (
                 Value(x.rows, (kv_heads, head_dim), is_constant=True),
             ) * 2  # nothing: the layer is recorded alone
-            keys, values = recorder.memo.get(memo_key, empty_keys_and_values)
+            keys, values = recorder.layer_memo.get(memo_key, empty_keys_and_values)
             return keys.view(*recorder.part_on_rank((kv_heads, head_dim))), values.view(
                 *recorder.part_on_rank((kv_heads, head_dim))
             )
         keys = self._rotate(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
-        recorder.memo[memo_key] = keys, values = recorder.cache(
+        recorder.layer_memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
         )
-        if recorder.memo.get("lends"):
+        if recorder.layer_memo.get("lends"):
             recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
         return keys, values
 

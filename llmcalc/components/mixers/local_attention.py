@@ -64,7 +64,9 @@ class LocalAttention(MultiHeadMixer):
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         bias_tables = [
-            recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo
+            recorder.layer_memo[name]
+            for name in ("relative_bias", "relative_bias_of_blocks")
+            if name in recorder.layer_memo
         ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 

@@ -112,7 +112,7 @@ class Mamba(TokenMixer):
         scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
         if self.lends_output:
-            recorder.memo[SCAN_OUTPUT] = scan_output
+            recorder.layer_memo[SCAN_OUTPUT] = scan_output
             recorder.keep(scan_output=scan_output)
         return recorder.linear(
             "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias

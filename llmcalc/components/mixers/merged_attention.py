@@ -67,7 +67,7 @@ class MergedAttention(TwoKeySetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
-        memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
+        memory = Value(SOURCE, x.axes) if recorder.encoder_output is None else recorder.encoder_output
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)

@@ -196,7 +196,7 @@ class MLA(OptionalWindowMixer):
         attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            is_selection_shared = recorder.memo.get("lends_selection", False)
+            is_selection_shared = recorder.layer_memo.get("lends_selection", False)
             selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends_selection=is_selection_shared)
             recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
         attention_options: dict[str, Any] = {
@@ -255,7 +255,7 @@ class MLA(OptionalWindowMixer):
     def _latent_and_key(self, recorder: Flow, x: Value, latent_axis: Axis, rope_axis: Axis) -> tuple[Value, Value]:
         """Returns the latents and the shared rotary key of every new and cached token."""
         sharing_key = self._latent_sharing_key()
-        computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
+        computed_latents: list[tuple[Any, Value, Value]] = recorder.layer_memo.setdefault("latents", [])
         if self.kv_shared:
             empty_latents = (
                 Value(x.rows, (latent_axis,), is_constant=True),
@@ -280,7 +280,7 @@ class MLA(OptionalWindowMixer):
         latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((sharing_key, latents, k_rope))
-        if recorder.memo.get("lends"):
+        if recorder.layer_memo.get("lends"):
             recorder.keep(**{f"latents of {sharing_key}": latents, f"rotary keys of {sharing_key}": k_rope})
         return latents, k_rope
 

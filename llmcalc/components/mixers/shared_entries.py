@@ -136,7 +136,7 @@ class SharedEntryAttention(EntryAttention):
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
-        lower_layer_values: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_layer_values: dict[str, Value] = recorder.layer_memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
             kv_entries = recorder.value_of_lower_layer("entries", x, lower_layer_values.get("entries"), head_dim)
@@ -196,7 +196,7 @@ class SharedEntryAttention(EntryAttention):
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
         assert self.compress_rate is not None
-        lower_layer_values: dict[str, Value] = recorder.memo["entries"]
+        lower_layer_values: dict[str, Value] = recorder.layer_memo["entries"]
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
             keys = recorder.value_of_lower_layer("keys", x, lower_layer_values.get("keys"), index_dim)

@@ -181,7 +181,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     tensors_status = tensor_status(settings, training_config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_status),
-        host=host_memory,
+        host_terms=host_memory,
     )
 
 

@@ -70,7 +70,7 @@ class Stage3Run(ZeroRun):
                     for parameter in frozen_parameters
                 ]
                 self.rank_shards.append(Storage(memory_meter, element_count * element_bytes))  # lp_param_buffer
-        self.trained = []
+        self.updated_parameters = []
         if not self.has_offloaded_states:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
@@ -127,7 +127,7 @@ class Stage3Run(ZeroRun):
             element_count = sum(parameter.shard_elements for parameter in parameter_group)
             fp32_copy = Storage(memory_meter, element_count * FLOAT32.bytes)
             with count_storages_as(memory_meter, "optimizer"):
-                self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
+                self.updated_parameters.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
         largest_group_elements = max(
             sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups
@@ -274,7 +274,7 @@ class Stage3Run(ZeroRun):
             for parameter in sub_group:
                 float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del float64_copy
-        for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
+        for sub_group, fp32_partition in zip(self.groups, self.updated_parameters, strict=True):
             with count_storages_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)
             self.run_optimizer([fp32_partition])

@@ -437,7 +437,7 @@ class EngineRank:
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
-            if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
+            if tree_node.optional_part or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layer_count += int(tree_node.copies) if tree_node.node.name != "gate_proj" else 0

@@ -241,7 +241,7 @@ class FsdpProfile(RingAttentionKernels):
             return super().run(program)
         root_group = self.groups.get(MODEL)
         if root_group is not None:
-            stage_input = self.inputs.get(STAGE_INPUT_KEY) if program.entry is not None else None
+            stage_input = self.inputs.get(STAGE_INPUT_KEY) if program.stage_input is not None else None
             cast_stage_input = root_group.pre_forward(stage_input)
             if cast_stage_input is not None:
                 self.inputs[STAGE_INPUT_KEY] = cast_stage_input
@@ -270,13 +270,13 @@ class FsdpProfile(RingAttentionKernels):
         if self.traffic is None or not is_in_head:
             super().run_module(module_call)
             return
-        assert module_scope.argument is not None
+        assert module_scope.module_argument is not None
         assert module_scope.output is not None
         head_group = self.groups[HEAD]
         if module_scope.name == self.in_head[0]:
-            cast_input = head_group.pre_forward(self.tensor_of(module_scope.argument))
+            cast_input = head_group.pre_forward(self.tensor_of(module_scope.module_argument))
             assert cast_input is not None
-            self.tensors_by_value[id(module_scope.argument)] = cast_input
+            self.tensors_by_value[id(module_scope.module_argument)] = cast_input
         super().run_module(module_call)
         if module_scope.name == self.in_head[-1]:
             head_group.post_forward([self.tensor_of(module_scope.output)])

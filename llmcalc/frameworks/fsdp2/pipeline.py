@@ -158,7 +158,7 @@ class ShardedChunk(ModelChunk):
         if self.output_chunks and self.stage.has_head:
             output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = AllocationPlace("backward")
-            empty(self.meter, (self.training.microbatches * output_shape[0], *output_shape[1:]), dtype)
+            empty(self.meter, (self.training_config.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""

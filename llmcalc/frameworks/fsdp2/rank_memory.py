@@ -130,7 +130,11 @@ def fsdp_memory(
     device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
         cuda_runtime.context_bytes, (), tensors_term
     )
-    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else device_memory
+    return (
+        replace(device_memory, host_terms=host_terms(sharded_setup))
+        if fsdp_settings.offloads_to_host
+        else device_memory
+    )
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:

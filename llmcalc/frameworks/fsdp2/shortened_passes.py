@@ -19,7 +19,7 @@ from .pipeline import ShardedChunk
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
     """Returns a chunk's only layer stack if the stack has more repeats than are recorded; otherwise no stack."""
     first_layer_index = model_chunk.lowering.first_layer_index
-    return long_stacks(model_chunk.program.root, model_chunk.training.layer_period, first_layer_index)
+    return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
 
 
 class ShortenedStagePasses(ShortenedPasses):

@@ -368,7 +368,7 @@ MAX_SHARED_MODELS = 16
 def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
     """Yields the nodes of the model's tree that are groups of equal decoder layers."""
     for child_position in tree_node.children():
-        if child_position.optional:
+        if child_position.optional_part:
             continue
         if child_position.kind == "layer" and child_position.node.indices is not None:
             yield child_position
@@ -389,7 +389,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
-            absorbed_op = tree_node.node.forms.get("absorbed")
+            absorbed_op = tree_node.node.ops_by_form.get("absorbed")
             if isinstance(absorbed_op, AttentionCore):
                 latent_rank = int(absorbed_op.v_dim)
                 rope_dim = int(absorbed_op.qk_dim) - latent_rank

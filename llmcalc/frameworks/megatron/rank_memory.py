@@ -226,7 +226,7 @@ def rank_memory(
     )
     return replace(
         rank_memory_use,
-        host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
+        host_terms=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors_term,
             MemoryTerm(

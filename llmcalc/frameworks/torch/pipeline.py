@@ -144,14 +144,14 @@ class ModelChunk(TrainingRun):
         if self.step_tokens is None:
             super()._allocate_batch()
             return
-        training_config, program_inputs = self.training, self.lowering.inputs
+        training_config, program_inputs = self.training_config, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
         self.lowering.create_input_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(program_inputs[TOKENS])
 
     def _initialize_stage(self) -> None:
         """Allocates the receive buffers of every micro-batch, before the first step."""
-        for _ in range(self.training.microbatches):
+        for _ in range(self.training_config.microbatches):
             receive_buffer = self.lowering.create_stage_input(self.program)
             if receive_buffer is not None:
                 self.received.append(receive_buffer)
@@ -253,7 +253,7 @@ class RankRun:
         rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace_bytes
+            model_chunk.number, model_chunk.workspace_bytes = chunk_index, rank_setup.workspace_bytes
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).actions_by_rank[
@@ -386,11 +386,13 @@ class RankRun:
     def update(self) -> None:
         """Runs one optimizer step over the parameters of all chunks."""
         first_chunk = self.chunks[0]
-        chunk_parameters = first_chunk.trained, first_chunk.parameters
-        first_chunk.trained = [parameter for model_chunk in self.chunks for parameter in model_chunk.trained]
+        chunk_parameters = first_chunk.updated_parameters, first_chunk.parameters
+        first_chunk.updated_parameters = [
+            parameter for model_chunk in self.chunks for parameter in model_chunk.updated_parameters
+        ]
         first_chunk.parameters = [weight for model_chunk in self.chunks for weight in model_chunk.parameters]
         first_chunk.update()
-        first_chunk.trained, first_chunk.parameters = chunk_parameters
+        first_chunk.updated_parameters, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
         """Frees the gradients or sets them to zero."""

@@ -29,7 +29,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
 from ...parallel.rank_program import (
-    FIELDS,
+    FIELD_OF_AXIS,
     AxisShard,
     RankFlow,
     axes_with_concatenated_parts,
@@ -119,7 +119,7 @@ class DTensorKernels(EagerKernels):
             return
         self.token_ranks = layout.tp
         self.placement_tracker: PlacementTracker = PlacementTracker(
-            layout, self.run_config, include=self.included_parts
+            layout, self.run_config, included_parts=self.included_parts
         )
         self.placement_tracker.run_program(program)
         self._check_token_sharding_rules(program)
@@ -276,18 +276,18 @@ class DTensorKernels(EagerKernels):
         axis = next(
             (axis for axis in axes_with_concatenated_parts(recorded_value.axes) if isinstance(axis, AxisShard)), None
         )
-        if axis is None or axis.degree == 1:
+        if axis is None or axis.rank_count == 1:
             return logits
         new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
-        logits_per_rank = ceil_div(vocabulary_size, axis.degree)
+        logits_per_rank = ceil_div(vocabulary_size, axis.rank_count)
         local_tensor = (
             logits if local_width == logits_per_rank else new_tensor((*row_shape, logits_per_rank), logits.dtype)
         )
-        gathered_logits = new_tensor((row_shape[0] * axis.degree, *row_shape[1:], logits_per_rank), logits.dtype)
+        gathered_logits = new_tensor((row_shape[0] * axis.rank_count, *row_shape[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
-        gathered_copy = new_tensor((*row_shape, logits_per_rank * axis.degree), logits.dtype)
+        gathered_copy = new_tensor((*row_shape, logits_per_rank * axis.rank_count), logits.dtype)
         del gathered_logits
-        if logits_per_rank * axis.degree != vocabulary_size:
+        if logits_per_rank * axis.rank_count != vocabulary_size:
             gathered_copy = new_tensor((*row_shape, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
@@ -367,7 +367,7 @@ class DTensorKernels(EagerKernels):
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
-                and operation.input_values[:1] == (module_scope.argument,)
+                and operation.input_values[:1] == (module_scope.module_argument,)
                 and is_divided(operation.output_values[0].axes)
             ):
                 self._enter_parallel_region(operation)
@@ -406,7 +406,7 @@ class DTensorKernels(EagerKernels):
                 *axes_with_concatenated_parts(operation.weight.output_axes),
             )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
-        if not vocabulary_axes or vocabulary_axes[0].degree == 1:
+        if not vocabulary_axes or vocabulary_axes[0].rank_count == 1:
             return super().look_up_rows(operation, weight, index)
         vocabulary_size, embedding_width = vocabulary_axes[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
@@ -552,8 +552,8 @@ def check_equal_shards(program: RankFlow) -> None:
             )
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
-                f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "
-                "expected a divisor"
+                f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELD_OF_AXIS[axis.name]} is "
+                f"{axis.full_size}; expected a divisor"
             )
 
 

@@ -443,7 +443,7 @@ def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
     one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
-    on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host
+    on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host_terms
     parameters = one_device.states.parameter_count.total / 2
     assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
     assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])

@@ -139,8 +139,8 @@ class AttentionKernels(LinearKernels):
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values[:3])
         heads = operation.output_values[0].axes[0].size
-        if operation.input_values[1].unrepeated is not None:
-            kv_heads = operation.input_values[1].unrepeated.axes[0].size
+        if operation.input_values[1].unrepeated_value is not None:
+            kv_heads = operation.input_values[1].unrepeated_value.axes[0].size
         else:
             kv_heads = operation.input_values[1].axes[0].size
         is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows

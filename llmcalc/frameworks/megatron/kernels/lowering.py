@@ -306,7 +306,7 @@ class RankKernels(Lowering):
         unmetered_kernels.first_layer_index = self.first_layer_index
         unmetered_kernels.run_repeats_by_stack = self.run_repeats_by_stack
         stage_input = None
-        stage_input_value = program.entry
+        stage_input_value = program.stage_input
         if stage_input_value is not None:
             stage_input = unmetered_kernels.graph.new_tensor(
                 (self.local_rows(self.rows(stage_input_value)), stage_input_value.width), BFLOAT16
@@ -327,7 +327,7 @@ class RankKernels(Lowering):
         self.pending_outputs = {}
         if not self.readers:
             self._index_operations(program.root, program.root)
-        self.has_entry = program.entry is not None
+        self.has_entry = program.stage_input is not None
         if stage_input is not None:
             self.inputs[STAGE_INPUT_KEY] = stage_input
         del stage_input
@@ -385,7 +385,7 @@ class RankKernels(Lowering):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
-        module_input, module_output = module_scope.argument, module_scope.output
+        module_input, module_output = module_scope.module_argument, module_scope.output
         is_recomputed = (
             module_scope.node_fields.get("kind") in self.rank_choices.recomputed_module_kinds
             and module_call.layer_index is None
@@ -438,7 +438,7 @@ class RankKernels(Lowering):
                 parameter for weight_and_bias in reversed(parameter_pairs) for parameter in weight_and_bias
             ]
             del self.ordered_parameters[first_parameter_index:]
-        elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
+        elif module_kind in ("experts", "lm_head") and module_scope.module_argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 

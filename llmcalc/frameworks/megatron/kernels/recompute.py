@@ -122,7 +122,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recomputed_module_kinds else ():
             if isinstance(module_item, ModuleScope) and module_item.node_fields.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
-                module_item.argument = module_steps[0].input_values[0]
+                module_item.module_argument = module_steps[0].input_values[0]
                 module_item.output = module_steps[-1].output_values[0]
         super()._index_operations(module_scope, module)
 

@@ -54,7 +54,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
     ) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
-        assert module_scope.argument is not None
+        assert module_scope.module_argument is not None
         module_operations = ModuleSteps(module_scope)
         if not self.keeps_float32_weights(module_operations):
             self._check_number_formats()
@@ -63,7 +63,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
                 raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
             module_operations.steps[-1].output_values[0],
-            compute_module(module_operations, self.flat_tensor(module_scope.argument)),
+            compute_module(module_operations, self.flat_tensor(module_scope.module_argument)),
         )
         for operation in module_operations.steps:
             if (
