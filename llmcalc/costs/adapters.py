@@ -161,7 +161,7 @@ class LowRankAdapters:
                 if (
                     counted_op is not None
                     and counted_op.has_effect("params")
-                    and not op.tied
+                    and not op.is_tied
                     and node_position.kind != "router"
                     and not is_read_by_scan(node_position)
                 ):

@@ -129,7 +129,7 @@ class RankModel(ModelSpec):
         """Whether tensor-parallel ranks have equal tensors. element_count, undivided_count: on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
-            return bool(op.ranks * op.ranks_per_expert < tp)
+            return bool(op.rank_count * op.ranks_per_expert < tp)
         # the last part of a vocabulary may be shorter
         if node_position.kind in ("embedding", "lm_head") and element_count != undivided_count:
             return False
@@ -227,14 +227,14 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
         return ExpertLinearOnRank(
-            **_op_fields(op), ranks=layout.ep, ranks_per_expert=layout.expert_tp, tensor_ranks=layout.tp
+            **_op_fields(op), rank_count=layout.ep, ranks_per_expert=layout.expert_tp, tensor_ranks=layout.tp
         )
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityExpertsOnRank(
             undivided_op.identity_count, undivided_op.expert_layers, layout.ep * layout.expert_tp
         )
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearOnRank(**_op_fields(op), ranks=layout.tp)
+        return LinearOnRank(**_op_fields(op), rank_count=layout.tp)
     return op
 
 

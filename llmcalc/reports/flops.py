@@ -266,7 +266,7 @@ def _mla_notes(flop_count: FlopCount) -> list[str]:
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
-    has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
+    has_convolution_state = any(isinstance(op, State) and op.cache_kind == "conv_state" for op in ops)
     selects_keys = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if has_convolution_state else []),

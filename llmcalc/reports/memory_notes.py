@@ -101,7 +101,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if the training run is counted with another format than that of the checkpoint's weights."""
-    quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
+    quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
     if memory_use.phase != "training" or not quantization_method or quantization_method in (*CONVERTED, "bitsandbytes"):
         return []

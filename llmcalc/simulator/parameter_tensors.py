@@ -96,7 +96,7 @@ class ParameterTensors(ValueTensors):
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter = self.graph.meter
         is_trained = self.has_trained_weights and self.adapters is None and self.first_trained_layer is None
-        is_leaf = is_trained and not getattr(counted_op.op, "frozen", False)
+        is_leaf = is_trained and not getattr(counted_op.op, "is_frozen", False)
         tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in counted_op.tensors()]
         if counted_op.has_effect("buffers"):
             return [*tensors, empty(memory_meter, (counted_op.buffers(),), self.dtype)]

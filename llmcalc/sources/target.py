@@ -51,7 +51,7 @@ def load(
     return _validate_preset(
         model_name,
         error_location,
-        {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path},
+        {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "typed_target": name_or_path},
     )
 
 
@@ -65,7 +65,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
     model_table: Any = preset_description.get("model")
     for override in overrides if isinstance(model_table, dict) else ():
         model_table = _set_field(model_table, override)
-    return {**preset_description, "model": model_table, "changes": overrides, "published": {}}
+    return {**preset_description, "model": model_table, "overrides": overrides, "published": {}}
 
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
@@ -106,7 +106,7 @@ def load_text(
     """
     preset_description = _describe_text(model_text, error_location, head, allow_unknown)
     return _validate_preset(
-        preset_name, error_location, {**_apply_overrides(preset_description, overrides), "asked": error_location}
+        preset_name, error_location, {**_apply_overrides(preset_description, overrides), "typed_target": error_location}
     )
 
 
@@ -117,10 +117,10 @@ def load_config(
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
-    from .huggingface.config_file import describe_data
+    from .huggingface.config_file import describe_config_data
 
     require_shallow_nesting(dict(config), "config")
-    preset_description = describe_data(dict(config), head, allow_unknown)
+    preset_description = describe_config_data(dict(config), head, allow_unknown)
     preset_name = str(config.get("_name_or_path") or config.get("model_type") or "config")
     return _validate_preset(preset_name, "config", _apply_overrides(preset_description, overrides))
 
@@ -207,11 +207,11 @@ def read_checkpoint_of_target(path: Path) -> Checkpoint:
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf_config import gguf_config
-    from .huggingface.config_file import LONGEST_NAME, describe_data
+    from .huggingface.config_file import LONGEST_NAME, describe_config_data
 
     config = gguf_config(read_checkpoint_of_target(path), str(path))
     try:
-        preset_description = describe_data(config, head, allow_unknown)
+        preset_description = describe_config_data(config, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), preset_description
@@ -227,11 +227,11 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(model_text):
         return _parse_native(model_text, error_location)
-    from .huggingface.config_file import describe_data, parse_config
+    from .huggingface.config_file import describe_config_data, parse_config
 
     config_data = parse_config(model_text, error_location)
     try:
-        return describe_data(config_data, head, allow_unknown)
+        return describe_config_data(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{error_location}: {error}") from None
 

@@ -62,7 +62,7 @@ class TensorMatch:
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
-    def ok(self) -> bool:
+    def is_complete(self) -> bool:
         return not (self.missing or self.unexpected or self.shape_mismatches) and self.matched_count > 0
 
 

@@ -102,7 +102,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
     if "params" in op.effects:
         for tensor, *parts_of in zip(op.tensors(), *(one.tensors() for one in ops), strict=True):
             _check_tensor(whole.path, tensor.shape, [part.shape for part in parts_of], copies)
-        if divided and first.verb in WITH_WEIGHTS and not copies and not getattr(op, "tied", False):
+        if divided and first.verb in WITH_WEIGHTS and not copies and not getattr(op, "is_tied", False):
             assert sum(one.tensors()[0].size for one in ops) == op.tensors()[0].size, whole.path
     if "forward_flops" in op.effects and whole.runs:
         for count in ("forward_flops", "backward_flops"):

@@ -173,7 +173,7 @@ class EngineRank:
         """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
         if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
-        quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        quantization_config, stored_bits = self.preset.storage_table, DTYPE_BITS.get(self.preset.dtype, 16)
         if quantization_config is None:
             has_mxfp4_experts = stored_bits == 4 and self.preset.config is None
         else:

@@ -397,7 +397,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )
         elif isinstance(layer_op, State):
-            layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
+            layer_shape.state_elements += 0 if layer_op.cache_kind == "conv_state" else int(layer_op.size)
         elif isinstance(layer_op, Conv1d):
             layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
             conv_width, kernel_size = int(layer_op.n_out), int(layer_op.kernel)
@@ -444,14 +444,14 @@ def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> No
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
         )
-    elif cache.kind == INDEXER:
+    elif cache.cache_kind == INDEXER:
         layer_shape.index_width = int(cache.width)
     else:
         vector_widths = [int(heads) * int(head_size) for heads, head_size in cache.vectors]
         layer_shape.key_width = vector_widths[0] if len(vector_widths) > 1 else int(cache.width)
         layer_shape.value_width = sum(vector_widths[1:])
-        if cache.limit is not None and layer_shape.window is None:
-            layer_shape.window = int(cache.limit)
+        if cache.token_limit is not None and layer_shape.window is None:
+            layer_shape.window = int(cache.token_limit)
 
 
 def _gguf_name(weight: WeightTensor) -> str:

@@ -90,9 +90,10 @@ class LibraryClasses(NamedTuple):
 
     transformers: the version of the library.
     classes: model type → its classes.
-    bases: model type → the `base_model_prefix` of its classes, if that is not `model`.
-    names: model type → the `attribute_map` of its configuration class.
-    section_names: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration class.
+    base_prefixes: model type → the `base_model_prefix` of its classes, if that is not `model`.
+    aliases_by_type: model type → the `attribute_map` of its configuration class.
+    aliases_by_section: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration
+        class.
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
     float32_weights: the model types whose classes weigh experts' outputs in float32.
@@ -101,9 +102,9 @@ class LibraryClasses(NamedTuple):
 
     transformers: str
     classes: dict[str, list[str]]
-    bases: dict[str, list[str]]
-    names: dict[str, dict[str, str]]
-    section_names: dict[str, dict[str, dict[str, str]]]
+    base_prefixes: dict[str, list[str]]
+    aliases_by_type: dict[str, dict[str, str]]
+    aliases_by_section: dict[str, dict[str, dict[str, str]]]
     losses_of_logits: list[str]
     float32_routers: list[str]
     float32_weights: list[str]
@@ -123,14 +124,14 @@ def library_class_names() -> dict[str, list[str]]:
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
     """Whether the model's class or its published code selects a token's experts from some groups of experts."""
-    return family.grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
+    return family.has_grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
     """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
-    aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
+    aliases = {**library_classes().aliases_by_type.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
 

@@ -17,7 +17,7 @@ from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.transformers import class_config_fields, load_class, witness_of
+from llmcalc.witnesses.transformers import class_config_fields, class_model_type, load_class
 from llmcalc.workload.inputs import EncoderPass, Inputs
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import parts_of, spec_of
@@ -82,7 +82,9 @@ def build(config: dict[str, Any]) -> Any:
     """Returns the class with random weights, in which the encoders are."""
     import transformers
 
-    config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **class_config_fields(config))
+    config_object = transformers.AutoConfig.for_model(
+        class_model_type(config["model_type"]), **class_config_fields(config)
+    )
     config_object._attn_implementation = "eager"
     model: Any = load_class(config)(config_object).eval()
     return getattr(model, "model", model)

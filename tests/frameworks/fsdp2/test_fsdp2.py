@@ -920,7 +920,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.plus_sum(size, in_place)
+        sums = sums.with_addition(size, in_place)
 
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
     run.graph.gradient_sum_hook = add
@@ -928,8 +928,8 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
     for _ in range(2):
         run.step()
     assert read_events(events).gradient_sums == sums
-    assert sums.in_place > 0
-    assert sums.out_of_place > 0
+    assert sums.in_place_bytes > 0
+    assert sums.out_of_place_bytes > 0
 
 
 class Unwatched:

@@ -29,7 +29,7 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import kernel_variants
-from llmcalc.witnesses.distributed.parallel import keep_stage
+from llmcalc.witnesses.distributed.parallel import remove_other_stages
 from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.witnesses.training_loop import build_optimizers, token_ids
 from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT, without_shared_fields
@@ -86,7 +86,7 @@ def wrapped(
         model: Any = spec.reference()
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
-    keep_stage(model, stage.layers, stage.has_embedding, stage.has_head)
+    remove_other_stages(model, stage.layers, stage.has_embedding, stage.has_head)
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]

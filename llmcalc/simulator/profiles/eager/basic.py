@@ -124,7 +124,7 @@ class BasicKernels(Lowering):
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
         parameter_key = (*self.module_path(), operation.name)
-        is_trained = self.adapters is None and not operation.op.frozen
+        is_trained = self.adapters is None and not operation.op.is_frozen
         self.store_tensor(
             operation.output_values[0],
             self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained),

@@ -572,10 +572,10 @@ class DecodeStepKernels(ScanKernels):
         """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""
         aten, op = self.aten, operation.op
         assert isinstance(op, BlockLinear)
-        block_width = exact_div(x.shape[-1], op.blocks)
-        weight = self.weight(f"{operation.name}.weight", (op.blocks, block_width, block_width))
-        bias = self.weight(f"{operation.name}.bias", (op.blocks, block_width))
-        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.blocks, block_width)), 0, 1), 0, 1)
+        block_width = exact_div(x.shape[-1], op.block_count)
+        weight = self.weight(f"{operation.name}.weight", (op.block_count, block_width, block_width))
+        bias = self.weight(f"{operation.name}.bias", (op.block_count, block_width))
+        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.block_count, block_width)), 0, 1), 0, 1)
         output = aten.baddbmm(aten.unsqueeze(bias, 1), input_blocks, aten.transpose(weight, 1, 2))
         return aten.unflatten(aten.flatten(aten.transpose(output, 0, 1), 1), 0, x.shape[:2])
 

@@ -31,7 +31,7 @@ class FakeQuantizationKernels(BasicKernels):
         qat_scheme = self.choices.fake_quantization
         if qat_scheme is None or (self.adapters is not None and not has_adapter):
             return x, weight
-        if qat_scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
+        if qat_scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.is_tied:
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)

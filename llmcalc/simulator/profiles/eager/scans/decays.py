@@ -179,9 +179,9 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def module_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
         aten, op = self.aten, module_steps.op("core", MatrixMemory)
-        chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk
-        if not mlstm_kernels.supports(chunk_rows, op.chunk):
-            lengths_text = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}"
+        chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk_size
+        if not mlstm_kernels.supports(chunk_rows, op.chunk_size):
+            lengths_text = f"chunks of {op.chunk_size} tokens in sequences of {x.shape[1]}"
             smallest_chunk = mlstm_kernels.LEAST
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
@@ -195,10 +195,17 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)
         if self.cached_tensors_by_path is None:
-            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk)
+            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk_size)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(module_steps["recurrent_state"])
+                aten,
+                q,
+                k,
+                v,
+                input_gate,
+                forget_gate,
+                op.chunk_size,
+                self._memory_states(module_steps["recurrent_state"]),
             )
             self.state_tensors(module_steps["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)

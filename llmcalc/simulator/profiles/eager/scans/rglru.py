@@ -43,7 +43,7 @@ class RGLRUKernels(ScanModuleKernels):
         """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
         aten, (batch, tokens, width) = self.aten, u.shape
         assert isinstance(gate.op, BlockLinear)
-        block_count = gate.op.blocks
+        block_count = gate.op.block_count
         block_width = exact_div(width, block_count)
         reset_mask = aten.new_tensor((1, tokens, 1), BOOL)
         input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, block_count, block_width)), 0, 1)
