@@ -204,7 +204,7 @@ class ModelSpec(Part):
     def _check_from_target(self) -> None:
         """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         stream_spec = None if self.decoder is None else self.decoder.streams
-        if self.main.has_no_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
+        if self.main.is_without_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
             raise ValueError(
                 "streams.start: 'state' is of a model without an embedding; expected no from_target, no embedding_size "
                 "and tie_word_embeddings = false"
@@ -371,7 +371,7 @@ class ModelSpec(Part):
         if has_two_stacks and self._has_separate_encoder_input:
             embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
-        elif self.main.has_no_embedding:
+        elif self.main.is_without_embedding:
             embedding_table = Weight("embed_tokens", (embedding_axis,), (token_axis,))
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
         elif self.main.reads_no_embedding:
@@ -703,7 +703,7 @@ def _reference_class() -> type[nn.Module]:
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
             pass_state = PassState(
                 past_tokens=past,
-                cache_tensors=store,
+                cached_tensors=store,
                 token_ids=ids,
                 mla_form=mla,
                 keeps_streams=keeps_streams,

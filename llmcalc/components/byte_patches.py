@@ -121,7 +121,7 @@ class PatchStreams(ResidualStreams):
         """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        error_location, width = stack_position.path, self.local_size
+        error_location, width = stack_position.error_path, self.local_size
         if stack_position.stack_name != "decoder":
             raise ValueError(f"{error_location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:

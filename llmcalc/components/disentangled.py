@@ -201,10 +201,10 @@ class SideConvolution(StackPart):
         return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        conv_groups_path = f"{stack_position.path}.conv_groups"
+        conv_groups_path = f"{stack_position.error_path}.conv_groups"
         check_divisor(conv_groups_path, self.conv_groups, "hidden_size", stack_position.width)
         if stack_position.stack_name == "decoder":
-            raise ValueError(f"{stack_position.path}: it sees tokens on both sides; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""

@@ -50,7 +50,9 @@ class RelativeKeys(StackPart):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}: has keys for distances in both directions; expected an encoder")
+            raise ValueError(
+                f"{stack_position.error_path}: has keys for distances in both directions; expected an encoder"
+            )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""

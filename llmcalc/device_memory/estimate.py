@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..components.base import PUBLISHED
-from ..components.evidence import nested_parts
+from ..components.evidence import nested_components
 from ..components.networks.moe import MoE
 from ..costs.trained_tensors import packed_bytes, total_elements, trained_tensors
 from ..errors import InputError
@@ -403,7 +403,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 def loops_over_experts(spec: ModelSpec) -> bool:
     """Whether the transformers class runs the experts in a loop."""
-    return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_parts(spec))
+    return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_components(spec))
 
 
 def has_modified_scores(spec: ModelSpec) -> bool:

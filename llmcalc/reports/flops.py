@@ -285,7 +285,9 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
     mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
     return list(
         dict.fromkeys(
-            mixer.uncounted_work for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted_work
+            mixer.uncounted_operations
+            for mixer in mixers
+            if isinstance(mixer, TokenMixer) and mixer.uncounted_operations
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import units
 from ..components.base import TokenMixer
-from ..components.evidence import nested_parts
+from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
@@ -298,7 +298,7 @@ def _kernels_note(run_memory: Memory) -> str:
     """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if run_memory.settings.phase == "decode":
         return ""
-    mixers = (model_part for model_part in nested_parts(run_memory.spec) if isinstance(model_part, TokenMixer))
+    mixers = (model_part for model_part in nested_components(run_memory.spec) if isinstance(model_part, TokenMixer))
     kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
     if not kernel_packages:
         return ""

@@ -32,7 +32,10 @@ def models_of_field(field: FieldInfo) -> list[type[BaseModel]]:
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
     return [
-        model for annotation in type_metadata if isinstance(annotation, PartChoice) for model in annotation.classes()
+        model
+        for annotation in type_metadata
+        if isinstance(annotation, PartChoice)
+        for model in annotation.load_component_classes()
     ]
 
 

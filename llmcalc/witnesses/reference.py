@@ -70,7 +70,7 @@ def default_seq(spec: ModelSpec) -> int:
         for layer in (stack.block, *stack.variants.values())
     ]
     mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
-    token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_thresholds()]
+    token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.cost_thresholds()]
     max_tokens = max_prompt_length(spec)
     preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
     return preferred_seq if max_tokens is None else min(preferred_seq, max_tokens)

@@ -41,7 +41,7 @@ from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
 from tests.samples import in_one_test, sampled
 
-KINDS: list[Any] = TOWERS.classes()
+KINDS: list[Any] = TOWERS.load_component_classes()
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
 ]

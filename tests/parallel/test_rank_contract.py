@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmcalc.components.choices import LAYERS, all_components
+from llmcalc.components.choices import LAYERS, load_all_components
 from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.mixers.context_attention import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
@@ -38,7 +38,7 @@ SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
 EXAMPLES = {
     f"{part.__name__}-{i}": example
-    for part in (*all_components(), *LAYERS.classes(), Stack)
+    for part in (*load_all_components(), *LAYERS.load_component_classes(), Stack)
     for i, example in enumerate(part.examples())
     if part not in (ContextAttention, LatentContextAttention)
     and not (isinstance(example, Stack) and example.block.type == "grouped_conv")

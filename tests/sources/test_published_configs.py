@@ -282,7 +282,7 @@ def test_layers_without_a_default_in_the_class_are_asked_for() -> None:
 def renamed() -> Iterator[tuple[str, str, str]]:
     """Yields (model type, usual name, the class's own name) of every field that two names have in a class's configs."""
     for kind in model_types():
-        for usual_name, class_name in library_classes().aliases_by_type.get(kind, {}).items():
+        for usual_name, class_name in library_classes().names.get(kind, {}).items():
             if family_of(kind).read_model is not None:
                 yield kind, usual_name, class_name
 

@@ -59,7 +59,7 @@ class LoopedAttention(GroupedQueryMixer):
         self.position.check_rotary_size(self.head_dim)
         return self
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second_loop: bool = False) -> Value:

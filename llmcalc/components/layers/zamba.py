@@ -192,7 +192,7 @@ class ZambaLayer(Layer):
     ) -> Self:
         raise UnscalableError(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
-    def check_shared(self, layer_name: str) -> None:
+    def check_can_share_parameters(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
             raise ValueError(
                 f"shared_layers: the layers called '{layer_name}' share a block; idle_adapters stand only in blocks "
@@ -205,7 +205,7 @@ class ZambaLayer(Layer):
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         other_adapters: Others | None = None
         if layer_sharing is not None and layer_sharing.is_first:
-            other_adapters = layer_sharing.other_layers, "kept"
+            other_adapters = layer_sharing.other_layer_count, "kept"
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
         block_role: Role = "own" if layer_sharing is None or layer_sharing.is_first else "shared"

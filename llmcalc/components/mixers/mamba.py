@@ -67,7 +67,7 @@ class Mamba(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
-    uncounted_work: ClassVar[str] = "the state update of Mamba's scan"
+    uncounted_operations: ClassVar[str] = "the state update of Mamba's scan"
 
     type: Literal["mamba"] = "mamba"
     intermediate_size: Inner

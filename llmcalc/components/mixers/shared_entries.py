@@ -99,16 +99,16 @@ class SharedEntryAttention(EntryAttention):
     def selected_entries(self) -> int | None:
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         candidate_spec = None if self.indexer is None else self.indexer.candidates
         if candidate_spec is None:
-            return super().length_thresholds()
+            return super().cost_thresholds()
         return (
-            *super().length_thresholds(),
+            *super().cost_thresholds(),
             candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,
         )
 
-    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer
         if compress_rate is None:
             return {}
@@ -129,7 +129,7 @@ class SharedEntryAttention(EntryAttention):
         return field_by_result
 
     def dependency_field(self) -> str:
-        return next(filter(None, self.shared_results().values()), "")
+        return next(filter(None, self.fields_of_shared_results().values()), "")
 
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope

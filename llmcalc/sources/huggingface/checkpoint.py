@@ -28,7 +28,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     name_prefixes = (
         f"{base_class}."
         for model_type in base_model_types
-        for base_class in library_classes().base_prefixes.get(model_type, ())
+        for base_class in library_classes().bases.get(model_type, ())
     )
     family = family_of(base_model_types[-1])
     checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)

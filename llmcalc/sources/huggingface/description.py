@@ -319,8 +319,8 @@ def _wrapper_towers(
     family = family_of(root_model_type)
     class_facts = library_classes()
     section_aliases = {
-        **class_facts.aliases_by_section.get(root_model_type, {}),
-        "": class_facts.aliases_by_type.get(root_model_type, {}),
+        **class_facts.section_names.get(root_model_type, {}),
+        "": class_facts.names.get(root_model_type, {}),
     }
     towers, notes = read_towers(
         root_model_type, family, _with_usual_model_types(root_config), text_hidden_size, section_aliases

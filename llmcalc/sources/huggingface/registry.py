@@ -90,9 +90,9 @@ class LibraryClasses(NamedTuple):
 
     transformers: the version of the library.
     classes: model type → its classes.
-    base_prefixes: model type → the `base_model_prefix` of its classes, if that is not `model`.
-    aliases_by_type: model type → the `attribute_map` of its configuration class.
-    aliases_by_section: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration
+    bases: model type → the `base_model_prefix` of its classes, if that is not `model`.
+    names: model type → the `attribute_map` of its configuration class.
+    section_names: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration
         class.
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
@@ -102,9 +102,9 @@ class LibraryClasses(NamedTuple):
 
     transformers: str
     classes: dict[str, list[str]]
-    base_prefixes: dict[str, list[str]]
-    aliases_by_type: dict[str, dict[str, str]]
-    aliases_by_section: dict[str, dict[str, dict[str, str]]]
+    bases: dict[str, list[str]]
+    names: dict[str, dict[str, str]]
+    section_names: dict[str, dict[str, dict[str, str]]]
     losses_of_logits: list[str]
     float32_routers: list[str]
     float32_weights: list[str]
@@ -131,7 +131,7 @@ def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
     """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
-    aliases = {**library_classes().aliases_by_type.get(model_type, {}), **family.aliases}
+    aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
 
