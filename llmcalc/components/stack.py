@@ -258,7 +258,8 @@ class Stack(Component):
             layer.check_stack_position(
                 replace(
                     stack_position,
-                    error_path=f"{stack_position.error_path}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                    error_path=f"{stack_position.error_path}."
+                    f"{BASE if layer_name == BASE else f'variants.{layer_name}'}",
                 )
             )
         for layer_name, component in self.components_by_field().items():
