@@ -101,7 +101,7 @@ class PlacementTracker:
     run_config: the run, with the tokens of one rank of a sequence.
     element_bytes: bytes per element.
     included_parts: optional parts of the model that run, none by default.
-    gathers_again: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
+    regathers: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
         tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     recompute: the recomputation in the backward pass, whose messages are sent again; none by default.
     placements: id of a storage → its placement, where it differs from the default.
@@ -114,7 +114,7 @@ class PlacementTracker:
     run_config: RunConfig
     element_bytes: int = 2
     included_parts: frozenset[str] = frozenset()
-    gathers_again: bool = False
+    regathers: bool = False
     recompute: Recompute = NONE
     placements: dict[int, Placement] = field(default_factory=dict)
     gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
@@ -248,7 +248,7 @@ class PlacementTracker:
         self.gathered_values.add(gather_key)
         if self.placement(recorded_value) == "rows":
             self._add_message("all_gather", recorded_value, process_group)
-            if self.gathers_again:
+            if self.regathers:
                 self._add_message("all_gather", recorded_value, process_group, is_backward=True)
             self._add_message("reduce_scatter", recorded_value, process_group, is_backward=True)
         else:
@@ -316,7 +316,7 @@ class PlacementTracker:
         """
         if operation.verb not in MIXES_ROWS and type(operation.op).__name__ not in SCANS:
             return
-        vector_widths = self._mamba_exchange_widths(operation) if self.gathers_again else None
+        vector_widths = self._mamba_exchange_widths(operation) if self.regathers else None
         if vector_widths is not None:
             for is_backward in (False, True):
                 for vector_width in vector_widths:

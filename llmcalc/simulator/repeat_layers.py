@@ -411,8 +411,8 @@ class RepeatAnalysis:
         """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
-        of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
-        for which no event was recorded.
+        of counterparts are released or reclassified outside of the inner repeats, the same would happen in further
+        repeats, for which no event was recorded.
         """
         for layer_repeat, memory_events in self.events_of_outer_repeats:
             inner_repeat = 2 if layer_repeat == 0 else 1

@@ -776,7 +776,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
         included_parts=rank_pass.include,
-        gathers_again=rank_pass.regathers,
+        regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )
     return work_recorder.record(cached_rank_program(spec, program_layout))
