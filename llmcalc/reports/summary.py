@@ -103,5 +103,5 @@ def model_data(preset: Preset) -> dict[str, Any]:
         "target": preset.target,
         "title": preset.display,
         "kind": preset.model.kind,
-        "changes": list(preset.overrides),
+        "changes": list(preset.changes),
     }

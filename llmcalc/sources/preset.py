@@ -65,7 +65,7 @@ class Training(Record):
     note: str | None = None
 
 
-NOT_IN_FILES = ("name", "typed_target", "overrides", "config", "named_checkpoint", "notes", "run_notes")
+NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -81,8 +81,8 @@ class Preset(Record):
     training: settings of the published training run.
     model: the architecture.
     name: name of the preset or of the file.
-    typed_target: the TARGET as the user wrote it.
-    overrides: the overrides applied to the model, each `path=value`.
+    asked: the TARGET as the user wrote it.
+    changes: the overrides applied to the model, each `path=value`.
     notes: remarks for the user from the reader of the file.
     run_notes: remarks for the user on what the TARGET implies for a run, such as the context of a tag of Ollama's.
     config: the Hugging Face config that the model was read from.
@@ -97,8 +97,8 @@ class Preset(Record):
     """
 
     name: str = ""
-    typed_target: str = ""
-    overrides: tuple[str, ...] = ()
+    asked: str = ""
+    changes: tuple[str, ...] = ()
     title: str = ""
     aliases: tuple[str, ...] = ()
     developer: str = ""
@@ -144,12 +144,12 @@ class Preset(Record):
     @property
     def typed_name(self) -> str:
         """The TARGET as the user typed it, without overrides; the preset's name if it was not typed."""
-        return self.typed_target or self.name
+        return self.asked or self.name
 
     @property
     def target(self) -> str:
         """The TARGET as the user typed it, with the overrides."""
-        return self.typed_name + ("?" + "&".join(self.overrides) if self.overrides else "")
+        return self.typed_name + ("?" + "&".join(self.changes) if self.changes else "")
 
     @property
     def checked_date(self) -> date | None:
@@ -208,12 +208,10 @@ class Preset(Record):
     def display(self) -> str:
         """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
         title = self.title or self.name
-        preset_alias = next(
-            (alias for alias in self.aliases if normalized(alias) == normalized(self.typed_target)), None
-        )
+        preset_alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         hub_id = self.named_checkpoint or preset_alias
         display_text = title if hub_id is None else f"{hub_id} ({title})"
-        return f"{display_text}, modified ({', '.join(self.overrides)})" if self.overrides else display_text
+        return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def load(
     return _validate_preset(
         model_name,
         error_location,
-        {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "typed_target": name_or_path},
+        {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path},
     )
 
 
@@ -65,7 +65,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
     model_table: Any = preset_description.get("model")
     for override in overrides if isinstance(model_table, dict) else ():
         model_table = _set_field(model_table, override)
-    return {**preset_description, "model": model_table, "overrides": overrides, "published": {}}
+    return {**preset_description, "model": model_table, "changes": overrides, "published": {}}
 
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
@@ -106,7 +106,7 @@ def load_text(
     """
     preset_description = _describe_text(model_text, error_location, head, allow_unknown)
     return _validate_preset(
-        preset_name, error_location, {**_apply_overrides(preset_description, overrides), "typed_target": error_location}
+        preset_name, error_location, {**_apply_overrides(preset_description, overrides), "asked": error_location}
     )
 
 

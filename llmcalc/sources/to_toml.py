@@ -25,7 +25,7 @@ def preset_description(preset: Preset) -> dict[str, Any]:
         for field_name, value in preset.model_dump(exclude_defaults=True).items()
         if field_name not in NOT_WRITTEN
     }
-    if preset.overrides:
+    if preset.changes:
         preset_fields["title"] = preset.display
         preset_fields.pop("aliases", None)
     return {**preset_fields, "model": model_description(preset.model)}

@@ -94,13 +94,13 @@ def _config_digest(preset: Preset) -> str:
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
     config_content = preset.config or model_description(preset.model)
-    config_text = json.dumps([config_content, list(preset.overrides)], sort_keys=True, separators=(",", ":"))
+    config_text = json.dumps([config_content, list(preset.changes)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(config_text.encode()).hexdigest()
 
 
 def _hub_revision(preset: Preset) -> str | None:
     """Returns the hub commit of the config; None for a preset or a file."""
-    model_target = preset.target.removesuffix("?" + "&".join(preset.overrides))
+    model_target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(model_target) or model_target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
         return None

@@ -51,7 +51,7 @@ def test_gpt2_by_hand() -> None:
 def test_a_default_that_is_stated_changes_no_digest() -> None:
     """A later version has more fields, whose defaults change nothing."""
     plain, stated = load_preset("llama3-8b"), load("llama3-8b?decoder.block.attention.q_bias=false")
-    stated = stated.model_copy(update={"overrides": plain.overrides})
+    stated = stated.model_copy(update={"changes": plain.changes})
     assert locked_model(stated).data["sha256"] == locked_model(plain).data["sha256"]
 
 

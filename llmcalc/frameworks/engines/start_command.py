@@ -15,7 +15,7 @@ from .engine import Engine
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
-    return None if preset.overrides else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
+    return None if preset.changes else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
