@@ -151,7 +151,7 @@ class NodeTrackingEager(EagerKernels):
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.pass_memo.values())
         }.values():
-            memory_block.ends += 1
+            memory_block.shared_layer_ends += 1
         return layer_output
 
     def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:

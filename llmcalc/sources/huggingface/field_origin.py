@@ -40,7 +40,7 @@ def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
     if type(field_value) not in (int, float):
         return field_value
     tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
-    tracked_number.fields = origin_fields
+    tracked_number.origin_fields = origin_fields
     return tracked_number
 
 
