@@ -49,7 +49,9 @@ def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]
         operation_result = getattr(cls, method_name)(self, other_operand)
         if operation_result is NotImplemented and isinstance(other_operand, float):
             operation_result = getattr(float, method_name)(float(self), other_operand)
-        return _with_origin_fields(operation_result, self.fields | getattr(other_operand, "origin_fields", frozenset()))
+        return _with_origin_fields(
+            operation_result, self.origin_fields | getattr(other_operand, "origin_fields", frozenset())
+        )
 
     return calculate
 
