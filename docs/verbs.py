@@ -112,7 +112,7 @@ def watched(calls: dict[str, list[Call]]) -> Iterator[None]:
     def watching(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            frame, items = sys._getframe(1), self.here.items
+            frame, items = sys._getframe(1), self.current_scope.items
             count = len(items)
             result = method(self, *arguments, **named)
             file, line = frame.f_code.co_filename, frame.f_lineno

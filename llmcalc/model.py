@@ -204,7 +204,7 @@ class ModelSpec(Part):
     def _check_from_target(self) -> None:
         """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         stream_spec = None if self.decoder is None else self.decoder.streams
-        if self.main.has_no_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
+        if self.main.is_without_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
             raise ValueError(
                 "streams.start: 'state' is of a model without an embedding; expected no from_target, no embedding_size "
                 "and tie_word_embeddings = false"
@@ -371,7 +371,7 @@ class ModelSpec(Part):
         if has_two_stacks and self._has_separate_encoder_input:
             embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
-        elif self.main.has_no_embedding:
+        elif self.main.is_without_embedding:
             embedding_table = Weight("embed_tokens", (embedding_axis,), (token_axis,))
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
         elif self.main.reads_no_embedding:
@@ -398,14 +398,14 @@ class ModelSpec(Part):
             )
             with recorder.scope(stack_name) as stack_scope:
                 if stack_name == "encoder":
-                    stack_scope.is_separate_model, stack_scope.argument = (
+                    stack_scope.is_separate_model, stack_scope.module_argument = (
                         True,
                         None if self._has_separate_encoder_input else x,
                     )
-                    x = recorder.memory = stack_scope.output = self._encoder_output(recorder, stack, x)
+                    x = recorder.encoder_output = stack_scope.output = self._encoder_output(recorder, stack, x)
                 else:
-                    stack_scope.argument = x
-                    x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
+                    stack_scope.module_argument = x
+                    x = stack.flow(recorder, x, positions=recorder.position_table if self.shared_positions else None)
         if recorder.has_output or self.towers:
             self._record_output(recorder, x, vocab_axis, embedding_axis, embedding_table)
         return recorder
@@ -423,7 +423,7 @@ class ModelSpec(Part):
             x = recorder.cat(*[x] * self.embedding_kernel, axes=(JoinedShapes((x.axes,) * self.embedding_kernel),))
             recorder.hold(neighbours=x)
         weight = Weight("embed_proj", (hidden_axis,), x.axes) if self.tied_projection else None
-        recorder.memo["embed_proj"] = weight
+        recorder.layer_memo["embed_proj"] = weight
         return recorder.linear(
             "embed_proj", x, hidden_axis, bias=self.embedding_projection_bias, kind="embedding", weight=weight
         )
@@ -462,7 +462,7 @@ class ModelSpec(Part):
         if self.projected_output_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             head_rows = x.rows if self.head.type == "none" or self.head.type in VECTOR_HEADS else LOGITS
-            weight = recorder.memo["embed_proj"] if self.tied_projection else None
+            weight = recorder.layer_memo["embed_proj"] if self.tied_projection else None
             x = recorder.linear(
                 "head_proj",
                 x,
@@ -703,7 +703,7 @@ def _reference_class() -> type[nn.Module]:
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
             pass_state = PassState(
                 past_tokens=past,
-                cache_tensors=store,
+                cached_tensors=store,
                 token_ids=ids,
                 mla_form=mla,
                 keeps_streams=keeps_streams,

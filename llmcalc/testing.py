@@ -20,7 +20,7 @@ from .costs.params import total_params_of
 from .errors import InputError, short_repr
 from .flow.tree import Node
 from .ops.attention import AttentionCore
-from .witnesses.module_measurements import count_flops, parameters
+from .witnesses.module_measurements import count_flops, parameter_counts_by_path
 from .witnesses.reference import require_torch
 from .workload.run_config import RunConfig
 from .workload.workload import Workload
@@ -75,7 +75,7 @@ def _restore_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
-    spec_total, counted_params = node_tree.total(total_params_of), parameters(module)
+    spec_total, counted_params = node_tree.total(total_params_of), parameter_counts_by_path(module)
     module_total = counted_params.get("", 0)
     if module_total == spec_total:
         return []

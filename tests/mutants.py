@@ -33,7 +33,9 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     # the arithmetic of one op
-    Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
+    Mutant(
+        "ops/linear.py", "weight = 0 if self.is_tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"
+    ),
     Mutant("ops/linear.py", "2 * add(row_count, gradient_rows) * self", "2 * add(row_count, row_count) * self"),
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
@@ -44,7 +46,7 @@ MUTANTS = (
         "score_product_count = 2",
     ),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
-    Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
+    Mutant("ops/attention.py", "tokens = minimum(tokens, self.token_limit)", "tokens = self.token_limit"),
     # parts
     Mutant("components/networks/feed_forward.py", 'x, ffn_axis, bias=self.up_bias,', 'x, ffn_axis,'),
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
@@ -105,7 +107,7 @@ MUTANTS = (
         "replay_result.final_bytes + replay_result.rounding_bytes_after,",
         "replay_result.final_bytes,",
     ),
-    Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
+    Mutant("device_memory/cuda_runtime.py", "LARGE_GPU_CAPABILITIES = (9, 10, 12)", "LARGE_GPU_CAPABILITIES = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
     Mutant(

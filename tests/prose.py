@@ -75,7 +75,9 @@ def token_flops(
 def norms(name: str) -> int:
     """Parameters of all norms in the layers."""
     found = [
-        p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional
+        p
+        for p in spec(name).tree().walk()
+        if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional_part
     ]
     return sum(place.node.cost_per_repeat(lambda use: use.params()) * place.copies for place in found)
 

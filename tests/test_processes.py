@@ -15,7 +15,7 @@ import pytest
 from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, allow_forked_processes, usable_processes
-from llmcalc.simulator.simulated_work import EFFORT, CountedWork
+from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork
 from llmcalc.studies import layout_replays
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -140,9 +140,9 @@ def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkey
     results, units = [], []
     for process_count in (1, 3):
         monkeypatch.setattr(layout_replays, "usable_processes", lambda: process_count)  # noqa: B023
-        units_before = EFFORT.units
+        units_before = SIMULATED_WORK.units
         results.append(run("plan", *words, "--hardware", "h100", "--format", "json"))
-        units.append(EFFORT.units - units_before)
+        units.append(SIMULATED_WORK.units - units_before)
     assert results[0].out
     assert results[0] == results[1]
     assert units[0] == units[1]
@@ -173,26 +173,26 @@ def test_interrupted_processes_print_nothing() -> None:
 
 
 def test_shared_recordings_count_once_in_a_search() -> None:
-    EFFORT.begin_search()
-    before = EFFORT.units
-    EFFORT.use_recording(7, 100)
-    with EFFORT.count_separately() as work_so_far:
-        EFFORT.units += 5
-        EFFORT.use_recording(7, 100)
-        EFFORT.use_recording(8, 30)
+    SIMULATED_WORK.begin_search()
+    before = SIMULATED_WORK.units
+    SIMULATED_WORK.use_recording(7, 100)
+    with SIMULATED_WORK.count_separately() as work_so_far:
+        SIMULATED_WORK.units += 5
+        SIMULATED_WORK.use_recording(7, 100)
+        SIMULATED_WORK.use_recording(8, 30)
         work = work_so_far()
     assert work == CountedWork(5, ((7, 100), (8, 30)))
-    assert EFFORT.units == before + 100
-    EFFORT.add(work)
-    EFFORT.add(work)
-    assert EFFORT.units == before + 100 + 2 * 5 + 30
+    assert SIMULATED_WORK.units == before + 100
+    SIMULATED_WORK.add(work)
+    SIMULATED_WORK.add(work)
+    assert SIMULATED_WORK.units == before + 100 + 2 * 5 + 30
 
     def refuse() -> None:
-        with EFFORT.count_separately():
-            EFFORT.units += 2
-            EFFORT.use_recording(9, 1)
+        with SIMULATED_WORK.count_separately():
+            SIMULATED_WORK.units += 2
+            SIMULATED_WORK.use_recording(9, 1)
             raise InputError("refused")
 
     with pytest.raises(InputError):
         refuse()
-    assert EFFORT.units == before + 100 + 2 * 5 + 30 + 3
+    assert SIMULATED_WORK.units == before + 100 + 2 * 5 + 30 + 3

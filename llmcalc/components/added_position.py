@@ -38,7 +38,7 @@ class LearnedPositions(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_count = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        position_vectors, recorder.positions = recorder.table(
+        position_vectors, recorder.position_table = recorder.table(
             "", Axis("positions", row_count), *x.axes, of=x.rows, by="positions"
         )
         return position_vectors

@@ -58,7 +58,7 @@ class SubsamplingStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         last_conv_index = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
@@ -108,7 +108,7 @@ class WaveformStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        samples = recorder.frames = x if x.is_constant else self.input_frames()
+        samples = recorder.audio_frames = x if x.is_constant else self.input_frames()
         axes, first_rows = width or x.axes, MultipliedRows(source_rows=SOURCE, rows_per_source=6, extra_rows=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)

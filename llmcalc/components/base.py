@@ -234,7 +234,7 @@ class ScoreBias:
 class StackPosition:
     """The position of a component in a stack of layers, for checks that depend on the position.
 
-    path: the part's path in error messages.
+    error_path: the part's path in error messages.
     width: the width of its input.
     stack_name: the stack it is in, `encoder` or `decoder`.
     tokens_form_grid: whether tokens form a grid, as the patches of an image do; false by default.
@@ -242,7 +242,7 @@ class StackPosition:
     source_width: the width of the encoder's output; None where there is no encoder to attend to.
     """
 
-    path: str
+    error_path: str
     width: int
     stack_name: str
     tokens_form_grid: bool = False
@@ -277,13 +277,13 @@ class AttentionPosition(Part):
     """A position encoding inside attention, applied to queries and keys or to scores.
 
     allowed_stacks: the stacks whose attention may use it (class attribute).
-    requires_one_sequence: whether queries and keys must be of one sequence (class attribute).
+    requires_self_attention: whether queries and keys must be of one sequence (class attribute).
     label: its name in a heading (class attribute).
     """
 
     noun: ClassVar[str] = "position"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    requires_one_sequence: ClassVar[bool] = True
+    requires_self_attention: ClassVar[bool] = True
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: AttentionFields) -> None:
@@ -297,7 +297,7 @@ class AttentionPosition(Part):
                 ("that is causal", "a decoder") if is_causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{stack_position.path}.position.type: '{type_name}' is for attention {direction_text}; expected "
+                f"{stack_position.error_path}.position.type: '{type_name}' is for attention {direction_text}; expected "
                 f"{expected_stack}"
             )
 
@@ -322,9 +322,9 @@ class TokenMixer(Component):
     """The base class of token mixers: components that mix information between tokens, such as attention.
 
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
-    sees_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do (class
-        attribute).
-    uncounted_work: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty
+    attends_to_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do
+        (class attribute).
+    uncounted_operations: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty
         where it has no recurrence (class attribute).
     kernel_packages: the packages whose kernels its memory is counted with, and without which classes of transformers
         run its recurrence as loops of torch (class attribute).
@@ -334,8 +334,8 @@ class TokenMixer(Component):
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     reads_encoder: ClassVar[bool] = False
-    sees_whole_pass: ClassVar[bool] = False
-    uncounted_work: ClassVar[str] = ""
+    attends_to_whole_pass: ClassVar[bool] = False
+    uncounted_operations: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes | None:
@@ -346,7 +346,7 @@ class TokenMixer(Component):
         """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
         return ()
 
@@ -381,22 +381,22 @@ class TokenMixer(Component):
         """The bias that a stack's relative_bias can add to the mixer's scores; None if the mixer accepts no bias."""
         return None
 
-    def share_bias(self, recorder: Flow, x: Value) -> None:
+    def record_shared_bias(self, recorder: Flow, x: Value) -> None:
         """Records, before the first layer, the bias that all layers of a stack add to their attention scores.
 
         x: the input of the first layer.
         """
 
-    def sharing_key_of(self) -> tuple[Any, ...] | None:
+    def sharing_key(self) -> tuple[Any, ...] | None:
         """A key for sharing: mixers with equal keys can share results (`dependency_field`); None if they cannot."""
         return None
 
-    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
         """Maps each sharing key to the field that makes a layer reuse the result of a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
-        sharing_key = self.sharing_key_of()
+        sharing_key = self.sharing_key()
         return {} if sharing_key is None else {sharing_key: self.dependency_field()}
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
@@ -404,7 +404,8 @@ class TokenMixer(Component):
         if stack_position.stack_name not in self.allowed_stacks:
             type_name = type(self).model_fields["type"].default
             raise ValueError(
-                f"{stack_position.path}.type: '{type_name}' is for {self.allowed_stacks[0]}s; expected 'attention'"
+                f"{stack_position.error_path}.type: '{type_name}' is for {self.allowed_stacks[0]}s; expected "
+                "'attention'"
             )
 
 
@@ -490,4 +491,4 @@ class Nothing(Part):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.stack_name != "decoder":
-            raise ValueError(f"{stack_position.path}.type: 'none' is for decoders; expected 'attention'")
+            raise ValueError(f"{stack_position.error_path}.type: 'none' is for decoders; expected 'attention'")

@@ -21,7 +21,7 @@ from ..workload.rows import LOGITS
 from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
 from .head import LMHead
 from .output_part import ModelOutput, OutputPart
-from .runtime import product_class
+from .runtime import attention_products_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -185,7 +185,7 @@ def _reference_class() -> type[nn.Module]:
                 self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
                 self.successor_codebook = nn.Embedding(draft_vocab, spec.selector_rank)
                 self.hidden_projection = nn.Linear(hidden_size, spec.selector_rank, bias=False)
-                self.pairs = product_class()()
+                self.pairs = attention_products_class()()
             if spec.confidence:
                 score_width = hidden_size + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(score_width, 1)

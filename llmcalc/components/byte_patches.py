@@ -121,7 +121,7 @@ class PatchStreams(ResidualStreams):
         """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        error_location, width = stack_position.path, self.local_size
+        error_location, width = stack_position.error_path, self.local_size
         if stack_position.stack_name != "decoder":
             raise ValueError(f"{error_location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:
@@ -138,7 +138,7 @@ class PatchStreams(ResidualStreams):
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
-        hidden_axes = recorder.memo["hidden"]
+        hidden_axes = recorder.layer_memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
@@ -160,7 +160,7 @@ class PatchStreams(ResidualStreams):
                 "reads", self.reads, self._view_as_vectors(patch_vectors, x, patch_rows), memory=x
             )
             patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patch_rows)
-        recorder.memo["bytes"] = x
+        recorder.layer_memo["bytes"] = x
         recorder.keep(bytes=x)
         if self.projected:
             return recorder.linear("in_proj", patch_vectors, *hidden_axes, kind=self.kind)
@@ -168,7 +168,7 @@ class PatchStreams(ResidualStreams):
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
-        byte_states: Value = recorder.memo["bytes"]
+        byte_states: Value = recorder.layer_memo["bytes"]
         with recorder.scope("local_decoder"):
             patch_vectors = recorder.linear(
                 "patch_proj", x, Axis("vectors", self.vectors), *byte_states.axes, kind=self.kind

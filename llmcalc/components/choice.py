@@ -47,7 +47,7 @@ class PartChoice:
         """Imports and returns the component class of a `type`."""
         return _import_component(self.class_paths[type_name])
 
-    def classes(self) -> list[type[Part]]:
+    def load_component_classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all components that the field accepts."""
         return [self.load_component(type_name) for type_name in self.class_paths]
 
@@ -94,7 +94,7 @@ class PartChoice:
 
     def __get_pydantic_json_schema__(self, source_type: Any, handler: Any) -> dict[str, Any]:
         """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
-        return {PARTS: [cls.__name__ for cls in self.classes()]}
+        return {PARTS: [cls.__name__ for cls in self.load_component_classes()]}
 
 
 @cache

@@ -215,7 +215,11 @@ AnyIndexer: TypeAlias = Annotated[Any, INDEXERS]
 AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
-def all_components() -> tuple[type[Component], ...]:
+def load_all_components() -> tuple[type[Component], ...]:
     """Returns every component class with a reference and examples, except layers, for the contract tests."""
-    classes = [cls for part_choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in part_choice.classes()]
+    classes = [
+        cls
+        for part_choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS)
+        for cls in part_choice.load_component_classes()
+    ]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -101,7 +101,7 @@ class DisentangledScores(AttentionPosition):
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
         table_rows = TableRows(row_count=2 * self.span, limits_to_tokens=self.within_sequence, source_rows=x.rows)
-        distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
+        distance_table: Value = recorder.layer_memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, head_dim = q.axes
@@ -201,10 +201,10 @@ class SideConvolution(StackPart):
         return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        conv_groups_path = f"{stack_position.path}.conv_groups"
+        conv_groups_path = f"{stack_position.error_path}.conv_groups"
         check_divisor(conv_groups_path, self.conv_groups, "hidden_size", stack_position.width)
         if stack_position.stack_name == "decoder":
-            raise ValueError(f"{stack_position.path}: it sees tokens on both sides; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""

@@ -150,7 +150,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
         bias_table, _ = recorder.table(
             "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
         )
-        recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
+        recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(bias_table, q)
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
@@ -196,9 +196,9 @@ class RelativeBias(DistanceBuckets, StackPart):
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
         heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
-        recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
+        recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
-            recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
+            recorder.layer_memo["relative_bias_of_blocks"], _ = recorder.table(
                 "blocks", bucket_axis, heads, of=bucket_rows, by="all"
             )
         for i, bucket_count in enumerate(self.other_buckets):

@@ -11,7 +11,7 @@ from ..optional import OPTIONAL_PARTS, TOWERS
 from .base import Part
 
 
-def part_evidence(component: Part) -> Evidence:
+def evidence_of_component(component: Part) -> Evidence:
     """Returns the evidence that a component's class declares for its memory, under the component's `type`."""
     part_type, class_witness = getattr(component, "type", ""), witness_of(type(component))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(part_type, UNTESTED)
@@ -23,7 +23,7 @@ def snake_case_name(class_name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def nested_parts(root_value: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
+def nested_components(root_value: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
     included_parts: the names of optional parts (`llmcalc.optional`) that count too; none by default.
@@ -33,13 +33,13 @@ def nested_parts(root_value: Any, included_parts: frozenset[str] = frozenset()) 
             yield root_value
         for field_name in type(root_value).model_fields:
             if field_name not in OPTIONAL_PARTS or field_name in included_parts:
-                yield from nested_parts(getattr(root_value, field_name), included_parts)
+                yield from nested_components(getattr(root_value, field_name), included_parts)
     elif isinstance(root_value, Mapping):
         for inner_value in root_value.values():
-            yield from nested_parts(inner_value, included_parts)
+            yield from nested_components(inner_value, included_parts)
     elif isinstance(root_value, tuple | list):
         for inner_value in root_value:
-            yield from nested_parts(inner_value, included_parts)
+            yield from nested_components(inner_value, included_parts)
 
 
 def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) -> list[Evidence]:
@@ -49,8 +49,8 @@ def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) 
         them, and a run holds their weights alone.
     """
     evidence = (
-        part_evidence(component)
-        for component in nested_parts(spec, included_parts - {TOWERS.name})
+        evidence_of_component(component)
+        for component in nested_components(spec, included_parts - {TOWERS.name})
         if component is not spec
     )
     return list(dict.fromkeys(evidence))

@@ -42,7 +42,7 @@ class FeatureStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
         return frames.view(*(width or x.axes), new_rows=SOURCE)

@@ -47,7 +47,7 @@ class FrameStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         axes, doubled_channels = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized_frames = recorder.normalized(frames, Norm(type="layernorm", weight=False))
         compression_gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")

@@ -118,7 +118,7 @@ class LMHead(Component):
             return self.clusters.flow(recorder, x, vocab, output_weight, logit_rows)
         if self.transform is None:
             if output_weight is not None and output_weight.is_counted:
-                recorder.here.node_fields["source"] = "Press & Wolf 2017"
+                recorder.current_scope.node_fields["source"] = "Press & Wolf 2017"
             return recorder.linear("", x, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
         transform, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if transform.size is not None:

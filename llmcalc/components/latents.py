@@ -57,14 +57,14 @@ class LatentStreams(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}: latents read later tokens; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}: latents read later tokens; expected an encoder")
         if self.latent_size != stack_position.width:
             raise ValueError(
-                f"{stack_position.path}.latent_size: {self.latent_size}; expected the width of the layers, "
+                f"{stack_position.error_path}.latent_size: {self.latent_size}; expected the width of the layers, "
                 f"{stack_position.width}"
             )
-        self.reads.check_width(f"{stack_position.path}.reads", stack_position.width)
-        self.writes.check_width(f"{stack_position.path}.writes", self.query_size)
+        self.reads.check_width(f"{stack_position.error_path}.reads", stack_position.width)
+        self.writes.check_width(f"{stack_position.error_path}.writes", self.query_size)
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         latents = self._record_learned_vectors(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))

@@ -83,7 +83,9 @@ class MultiTokenPrediction(OutputPart):
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
         block = self.prediction_block(stack)
-        field_name = block.dependency_field() if hyper_streams(stack) is None else block.sublayer_dependency()
+        field_name = (
+            block.dependency_field() if hyper_connection_streams(stack) is None else block.sublayer_dependency()
+        )
         if field_name:
             raise ValueError(
                 f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
@@ -98,7 +100,7 @@ class MultiTokenPrediction(OutputPart):
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
         module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
-        if hyper_streams(stack) is not None:
+        if hyper_connection_streams(stack) is not None:
             assert recorder.streams is not None
             x = recorder.streams
         module_indices = range(module_count) if isinstance(module_count, int) else None
@@ -106,7 +108,13 @@ class MultiTokenPrediction(OutputPart):
 
         def record_module(module_input: Value) -> Value:
             return self._record_module(
-                recorder, module_input, prediction_block, vocab, embedding_weight, output_weight, hyper_streams(stack)
+                recorder,
+                module_input,
+                prediction_block,
+                vocab,
+                embedding_weight,
+                output_weight,
+                hyper_connection_streams(stack),
             )
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
@@ -191,7 +199,7 @@ class MultiTokenPrediction(OutputPart):
         ]
 
 
-def hyper_streams(stack: Stack) -> ResidualStreams | None:
+def hyper_connection_streams(stack: Stack) -> ResidualStreams | None:
     """Returns the streams of a stack of hyper-connected layers; None of other stacks."""
     return stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None
 

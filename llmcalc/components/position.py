@@ -40,7 +40,7 @@ class Rope(AttentionPosition):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    requires_one_sequence: ClassVar[bool] = False
+    requires_self_attention: ClassVar[bool] = False
     label: ClassVar[str] = "RoPE"
 
     type: Literal["rope"] = "rope"
@@ -69,7 +69,7 @@ class Rope(AttentionPosition):
 
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         super().check_stack_position(stack_position, head_dim)
-        self.check_rotary_size(head_dim, f"{stack_position.path}.position")
+        self.check_rotary_size(head_dim, f"{stack_position.error_path}.position")
 
     def check_full_rotation(self) -> None:
         """Raises `ValueError` unless RoPE rotates all dimensions of the field `qk_rope_head_dim`."""

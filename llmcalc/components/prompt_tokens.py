@@ -40,7 +40,9 @@ class PromptTokens(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "decoder":
-            raise ValueError(f"{stack_position.path}: prompt tokens stand before generated text; expected a decoder")
+            raise ValueError(
+                f"{stack_position.error_path}: prompt tokens stand before generated text; expected a decoder"
+            )
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("embed_prompts", self, x)

@@ -50,7 +50,9 @@ class RelativeKeys(StackPart):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}: has keys for distances in both directions; expected an encoder")
+            raise ValueError(
+                f"{stack_position.error_path}: has keys for distances in both directions; expected an encoder"
+            )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
@@ -105,7 +107,7 @@ class RelativeKeyAttention(TokenMixer):
             for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         pair_value = value_of_pairs(x.rows, heads, is_batched=True)
-        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
+        keys = recorder.layer_memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(

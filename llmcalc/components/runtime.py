@@ -24,10 +24,10 @@ def share_tensors(source_module: nn.Module, target_module: nn.Module) -> None:
 class PassState:
     """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
-    past_tokens: the number of tokens per sequence that earlier passes put into `cache_tensors`.
+    past_tokens: the number of tokens per sequence that earlier passes put into `cached_tensors`.
     encoder_output: the encoder's output; None without an encoder, and while decoding from a filled cache.
     first_layer_input: the input of the first layer.
-    cache_tensors: the tensors of each cache module; None for a pass without a cache.
+    cached_tensors: the tensors of each cache module; None for a pass without a cache.
     score_bias: a function of query and key positions that returns the term added to the scores; None for no term.
     selected_tokens: the earlier tokens that each token selected in the nearest lower layer with an indexer, for layers
         that reuse the selection.
@@ -36,7 +36,7 @@ class PassState:
     per_layer_embeddings: the per-layer embeddings, [batch, tokens, layers, width].
     layer_index: the index of the running layer.
     patch_columns: the number of patches in a row of the image that a vision encoder reads.
-    shares_keys: whether attention layers keep their keys and values for higher layers without their own.
+    returns_keys_and_values: whether attention layers keep their keys and values for higher layers without their own.
     mla_form: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
     grouped_experts: whether the rows of all experts are sorted by expert, for one grouped product per linear layer, as
         models are trained. FlopCounterMode does not count these. False by default: one product per row on meta, and one
@@ -51,7 +51,7 @@ class PassState:
     past_tokens: int = 0
     encoder_output: Tensor | None = None
     first_layer_input: Tensor | None = None
-    cache_tensors: dict[nn.Module, tuple[Tensor, ...]] | None = None
+    cached_tensors: dict[nn.Module, tuple[Tensor, ...]] | None = None
     score_bias: Any = None
     selected_tokens: Tensor | None = None
     router_state: Tensor | None = None
@@ -59,7 +59,7 @@ class PassState:
     per_layer_embeddings: Tensor | None = None
     layer_index: int = 0
     patch_columns: int = 1
-    shares_keys: bool = False
+    returns_keys_and_values: bool = False
     mla_form: str = "auto"
     grouped_experts: bool = False
     expert_capacity: Fraction | None = None
@@ -127,7 +127,7 @@ def scores_of_sink_keys(q: Tensor, sink_keys: Tensor) -> Tensor:
 
 
 @cache
-def product_class() -> type[nn.Module]:
+def attention_products_class() -> type[nn.Module]:
     from torch import nn
 
     class AttentionProducts(nn.Module):
@@ -210,15 +210,15 @@ def cache_class() -> type[nn.Module]:
             self.limit = token_limit
 
         def forward(self, pass_state: PassState, *new_tensors: Tensor) -> tuple[Tensor, ...]:
-            if pass_state.cache_tensors is None:
+            if pass_state.cached_tensors is None:
                 return new_tensors
-            cached_tensors = [[cached_tensor] for cached_tensor in pass_state.cache_tensors.pop(self, ())] or [
+            cached_tensors = [[cached_tensor] for cached_tensor in pass_state.cached_tensors.pop(self, ())] or [
                 [] for _ in new_tensors
             ]
             if self.limit is None:
                 for tensor_index, new_tensor in enumerate(new_tensors):
                     cached_tensors[tensor_index] = [torch.cat([*cached_tensors[tensor_index], new_tensor], -2)]
-                joined_tensors = pass_state.cache_tensors[self] = tuple(
+                joined_tensors = pass_state.cached_tensors[self] = tuple(
                     cached_tensor for (cached_tensor,) in cached_tensors
                 )
                 return joined_tensors
@@ -236,7 +236,7 @@ def cache_class() -> type[nn.Module]:
                 )
                 for cached_list, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
-            pass_state.cache_tensors[self] = tuple(
+            pass_state.cached_tensors[self] = tuple(
                 cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :]
                 for cached_tensor in joined_tensors
             )
@@ -257,7 +257,7 @@ def recurrent_state_class() -> type[nn.Module]:
         """
 
         def load(self, pass_state: PassState) -> tuple[Tensor, ...] | None:
-            return None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self)
+            return None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self)
 
         def only_tensor(self, pass_state: PassState) -> Tensor | None:
             """Returns the only tensor of a state; None at the first token or without a cache.
@@ -268,9 +268,9 @@ def recurrent_state_class() -> type[nn.Module]:
             return None if tensors is None else tensors[0]
 
         def keep(self, pass_state: PassState, *tensors: Tensor) -> None:
-            if pass_state.cache_tensors is not None:
+            if pass_state.cached_tensors is not None:
                 # a slice would keep the whole tensor alive
-                pass_state.cache_tensors[self] = tuple(tensor.clone() for tensor in tensors)
+                pass_state.cached_tensors[self] = tuple(tensor.clone() for tensor in tensors)
 
     return RecurrentState
 
@@ -298,7 +298,7 @@ def causal_conv_class() -> type[nn.Module]:
                 conv_output = super().forward(x)[
                     ..., :tokens
                 ]  # padded on both sides; outputs beyond the tokens are cut off
-                if pass_state.cache_tensors is None:
+                if pass_state.cached_tensors is None:
                     return conv_output
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:

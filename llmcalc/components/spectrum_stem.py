@@ -56,7 +56,7 @@ class SpectrumStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         axes = width or x.axes
         subsampled_frames = recorder.part("subsampling", self.subsampling, frames, output_shape=axes)
         return subsampled_frames if frames.rows is PATCHES else subsampled_frames.view(*axes, new_rows=self.positions)

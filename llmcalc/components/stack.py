@@ -178,7 +178,7 @@ class Stack(Component):
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
-        slots, layers = self.slots(), self.layers_by_kind()
+        slots, layers = self.components_by_field(), self.layers_by_kind()
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
@@ -195,9 +195,9 @@ class Stack(Component):
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
         for layer_name in self.shared_layers:
-            self.layer(layer_name).check_shared(layer_name)
+            self.layer(layer_name).check_can_share_parameters(layer_name)
         shared_results = {
-            layer_name: layer.attention.shared_results()
+            layer_name: layer.attention.fields_of_shared_results()
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
@@ -222,7 +222,7 @@ class Stack(Component):
         return self.streams is not None and self.streams.from_target
 
     @property
-    def has_no_embedding(self) -> bool:
+    def is_without_embedding(self) -> bool:
         """Whether the model neither reads nor stores a token embedding."""
         return self.streams is not None and self.streams.starts_without_embedding
 
@@ -235,7 +235,7 @@ class Stack(Component):
         """Returns the kinds of layers by name in the layer pattern."""
         return {BASE: self.block, **self.variants}
 
-    def slots(self) -> dict[str, StackPart]:
+    def components_by_field(self) -> dict[str, StackPart]:
         """Returns the stack's components other than layers (positions, norms, …) by field."""
         stack_parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
@@ -258,14 +258,19 @@ class Stack(Component):
             layer.check_stack_position(
                 replace(
                     stack_position,
-                    path=f"{stack_position.path}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                    error_path=f"{stack_position.error_path}."
+                    f"{BASE if layer_name == BASE else f'variants.{layer_name}'}",
                 )
             )
-        for layer_name, component in self.slots().items():
-            component.check_stack_position(replace(stack_position, path=f"{stack_position.path}.{layer_name}"))
+        for layer_name, component in self.components_by_field().items():
+            component.check_stack_position(
+                replace(stack_position, error_path=f"{stack_position.error_path}.{layer_name}")
+            )
         input_width = self.input_size or stack_position.width
         if self.streams is not None and self.streams.embedding_width() not in (None, input_width):
-            raise ValueError(f"{stack_position.path}.streams.query_size: expected {input_width}, the embeddings' width")
+            raise ValueError(
+                f"{stack_position.error_path}.streams.query_size: expected {input_width}, the embeddings' width"
+            )
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer in execution order."""
@@ -316,9 +321,9 @@ class Stack(Component):
         """
         hidden_axes: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
-        with recorder.separate_stack(recorder.causal, recorder.memory), recorder.function():
-            recorder.memo["hidden"] = hidden_axes
-            recorder.memo["keeps_first_input"] = keeps_first_input
+        with recorder.separate_stack(recorder.causal, recorder.encoder_output), recorder.function():
+            recorder.layer_memo["hidden"] = hidden_axes
+            recorder.layer_memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(
                 recorder, self._first_layer_input(recorder, x, hidden_axes, embedding_axes, positions)
             )
@@ -333,21 +338,21 @@ class Stack(Component):
         )
         for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
-                recorder.memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
+                recorder.layer_memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
             if slot_name == "relative_bias" and component is not None:
                 for layer in self.layers_by_kind().values():
-                    layer.attention.share_bias(recorder, x)
+                    layer.attention.record_shared_bias(recorder, x)
         if self.second_stream is not None:
             recorder.part("second_stream", self.second_stream, x, role="idle")
         if self.entities is not None:
             recorder.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.layers_by_kind().values()]
-        recorder.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
-        recorder.memo["lends_selection"] = any(
+        recorder.layer_memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
+        recorder.layer_memo["lends_selection"] = any(
             getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
         )
-        recorder.memo["embedded"] = x
-        if recorder.memo["keeps_first_input"]:
+        recorder.layer_memo["embedded"] = x
+        if recorder.layer_memo["keeps_first_input"]:
             recorder.keep(embedded=x)
             recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
@@ -398,7 +403,7 @@ class Stack(Component):
             recorder.hold(x=x)
         x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
         x = recorder.dropout(x, "embedding")
-        if recorder.memo["keeps_first_input"]:
+        if recorder.layer_memo["keeps_first_input"]:
             recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
@@ -417,7 +422,7 @@ class Stack(Component):
         first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         has_single_layer = isinstance(layer_count, int) and layer_count == 1
         other_layer_count = 0 if has_single_layer else layer_count - 1
-        layer_sharing = None if has_single_layer else LayerSharing(is_first=True, other_layers=other_layer_count)
+        layer_sharing = None if has_single_layer else LayerSharing(is_first=True, other_layer_count=other_layer_count)
         x = recorder.layers(
             x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
         )
@@ -425,7 +430,7 @@ class Stack(Component):
             return x
         role_field = {"role": "shared"} if layer.shares_all_parameters else {}
         shared_label = (shown_label or BASE) + SHARED
-        later_layer_sharing = LayerSharing(is_first=False, other_layers=other_layer_count)
+        later_layer_sharing = LayerSharing(is_first=False, other_layer_count=other_layer_count)
         return recorder.layers(
             x,
             lambda v: layer.flow(recorder, v, later_layer_sharing),
@@ -712,7 +717,7 @@ def _reference_class() -> type[nn.Module]:
                 pass_state.shared_values["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
                 pass_state.per_layer_embeddings = self.get_submodule("per_layer_embedding")(x, pass_state)
-            pass_state.first_layer_input, pass_state.shares_keys = x, self.lends
+            pass_state.first_layer_input, pass_state.returns_keys_and_values = x, self.lends
             for streams in self._streams:
                 x = streams.split_streams(x, pass_state)
             for layer_index, layer in enumerate(self.layers):

@@ -92,7 +92,7 @@ class ConvStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         axes = width or x.axes
         convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
         position_rows = self.positions if self.chunk is None else RowsInChunks(chunk_rows=self.chunk, strides=(2,))

@@ -102,10 +102,10 @@ class TargetStates(ResidualStreams):
             return recorder.received(x, *x.axes)
         projected_states = recorder.part("target_states", self, x)
         if self.from_target:
-            recorder.memo["from_target"] = True
+            recorder.layer_memo["from_target"] = True
         if self.start != "embedding":
             return projected_states
-        recorder.memo["target_states"] = projected_states
+        recorder.layer_memo["target_states"] = projected_states
         recorder.keep(target_states=projected_states)
         return x
 

@@ -35,7 +35,7 @@ class ValueEmbeddings(ResidualStreams):
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         value_vectors = recorder.part("value_embeddings", self, x)
-        recorder.memo["value_embeddings"] = value_vectors
+        recorder.layer_memo["value_embeddings"] = value_vectors
         recorder.keep(value_embeddings=value_vectors)
         return x
 

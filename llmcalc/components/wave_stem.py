@@ -81,7 +81,7 @@ class WaveStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.is_constant else self.input_frames()
+        frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)

@@ -58,7 +58,7 @@ def linear_layers(
         op = node_position.node.op
         if (
             isinstance(op, Linear)
-            and node_position.optional in {"", *included_parts}
+            and node_position.optional_part in {"", *included_parts}
             and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op

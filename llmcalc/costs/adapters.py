@@ -122,11 +122,11 @@ class LowRankAdapters:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in node_tree.walk():
-            op, counted_op = node_position.node.op, node_position.use
+            op, counted_op = node_position.node.op, node_position.counted_op
             if (
                 counted_op is None
                 or node_position.node.name not in self.trained_modules
-                or node_position.optional not in {"", *included_parts}
+                or node_position.optional_part not in {"", *included_parts}
             ):
                 continue
             copied_tensors = (
@@ -157,11 +157,11 @@ class LowRankAdapters:
         ]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
-                counted_op = node_position.use
+                counted_op = node_position.counted_op
                 if (
                     counted_op is not None
                     and counted_op.has_effect("params")
-                    and not op.tied
+                    and not op.is_tied
                     and node_position.kind != "router"
                     and not is_read_by_scan(node_position)
                 ):
@@ -245,10 +245,10 @@ def _joint_layers(
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:
     """Yields the linear layers of experts that have parameters of their own, each with its operation."""
     for node_position in node_tree.walk():
-        op, counted_op = node_position.node.op, node_position.use
+        op, counted_op = node_position.node.op, node_position.counted_op
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *included_parts}
+            and node_position.optional_part in {"", *included_parts}
             and counted_op is not None
             and counted_op.has_effect("params")
         ):

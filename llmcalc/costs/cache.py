@@ -112,7 +112,7 @@ class CacheSize:
         return [
             node_position
             for node_position in self.tree.walk(RunConfig(self.workload))
-            if not node_position.optional and node_position.cost_of_operation(cached_bits)
+            if not node_position.optional_part and node_position.cost_of_operation(cached_bits)
         ]
 
     @property
@@ -134,7 +134,7 @@ class CacheSize:
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
-            group_key = (getattr(op, "kind", STATE), tokens, vector_width)
+            group_key = (getattr(op, "cache_kind", STATE), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + node_position.copies
             bits_by_group[group_key] = bits_by_group.get(
                 group_key, 0

@@ -196,14 +196,14 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return counted_op.cache_bits(max(STATE_BITS, stored_format.keys.bits))
         if stored_format.name in DTYPE_BITS:
             return counted_op.cache_bits(stored_format.keys.bits)
-        cache_kind = getattr(op, "kind", "cache")
+        cache_kind = getattr(op, "cache_kind", "cache")
         remedy_text = "expected a number format such as fp8, or blocks such as q8_0"
         if stored_format.is_latent_format and cache_kind not in LATENT_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
                 f"{cache_kind.replace('_', ' ')}; {remedy_text}"
             )
-        if isinstance(op, KVCache) and not (stored_format.has_scale_per_head and op.kind == "latent_attention"):
+        if isinstance(op, KVCache) and not (stored_format.has_scale_per_head and op.cache_kind == "latent_attention"):
             return exact_div(counted_op.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.has_scale_per_head:
             raise InputError(

@@ -34,7 +34,7 @@ def check_draft(
             )
     if states_reader_of(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
-    shares_vocabulary = requires_same_vocabulary or draft_model.from_target or draft_model.main.has_no_embedding
+    shares_vocabulary = requires_same_vocabulary or draft_model.from_target or draft_model.main.is_without_embedding
     if draft_model.vocab_size != target_model.vocab_size and shares_vocabulary:
         expected_text = "a draft with that vocabulary" if requires_same_vocabulary else "the draft of this target"
         shared_embedding_text = ", whose embedding it takes" if draft_model.from_target else ""

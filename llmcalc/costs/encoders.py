@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
-from ..components.inputs.base import EncodedInput
+from ..components.inputs.base import InputSizes
 from ..errors import InputError
 from ..flow.tree import Cost, Node
 from ..frozen import frozen
@@ -127,7 +127,7 @@ def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tupl
 
 
 def _encoder_runs(
-    spec: ModelSpec, encoder_name: str, encoded_input: EncodedInput, input_count: int, has_images: bool = True
+    spec: ModelSpec, encoder_name: str, encoded_input: InputSizes, input_count: int, has_images: bool = True
 ) -> Iterator[EncoderRun]:
     """Yields the passes of an encoder and of its projectors.
 
@@ -142,25 +142,27 @@ def _encoder_runs(
     encoder_pass, merged_patches = workload, 1
     for part_name in part_names:
         tower: Any = spec.towers[part_name]
-        if tower.type == "projector" and encoder_pass is workload and encoded_input.real_patches is not None:
-            encoder_pass = replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1)
+        if tower.type == "projector" and encoder_pass is workload and encoded_input.projector_patches is not None:
+            encoder_pass = replace(workload, batch=input_count, rows=encoded_input.projector_patches, columns=1)
         if tower.type == "projector":
             merged_patches *= tower.merge**2
         further_patches = 0
-        if tower.type == "projector" and tower.frames > 1 and encoded_input.repeats_frames:
+        if tower.type == "projector" and tower.frames > 1 and encoded_input.reads_image_per_frame:
             further_patches = (tower.frames - 1) * encoder_pass.rows * encoder_pass.columns
-        if tower.type == "projector" and tower.input_marks and encoded_input.line_marks:
-            further_patches = (encoded_input.line_marks - tower.input_marks) * merged_patches
+        if tower.type == "projector" and tower.input_marks and encoded_input.line_end_marks:
+            further_patches = (encoded_input.line_end_marks - tower.input_marks) * merged_patches
         if further_patches:
             patch_count = encoder_pass.rows * encoder_pass.columns + further_patches
             encoder_pass = replace(encoder_pass, rows=patch_count, columns=1)
         yield EncoderRun((towers_by_name[part_name],), RunConfig(encoder_pass))
 
 
-def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
+def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input: InputSizes) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder returns."""
     patch_count = (
-        encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches
+        encoded_input.rows * encoded_input.columns
+        if encoded_input.projector_patches is None
+        else encoded_input.projector_patches
     )
     for part_name in part_names:
         tower: Any = spec.towers[part_name]

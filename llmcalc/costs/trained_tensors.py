@@ -37,8 +37,10 @@ class TrainedTensor:
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
     for node_position in node_tree.walk():
-        counted_op = node_position.use
-        if counted_op is not None and not (node_position.optional and node_position.optional not in included_parts):
+        counted_op = node_position.counted_op
+        if counted_op is not None and not (
+            node_position.optional_part and node_position.optional_part not in included_parts
+        ):
             for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
@@ -53,17 +55,17 @@ def tensors_from_layer(
     node_tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
     """Yields the trained tensors of the layers with index `first_layer` and above."""
-    operation_nodes = [node_position for node_position in node_tree.walk() if node_position.use is not None]
+    operation_nodes = [node_position for node_position in node_tree.walk() if node_position.counted_op is not None]
     for node_position in operation_nodes:
         layer = _layer_around_node(node_position)
-        if layer is None or (node_position.optional and node_position.optional not in included_parts):
+        if layer is None or (node_position.optional_part and node_position.optional_part not in included_parts):
             continue
         layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
         copy_count = (
             node_position.copies * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.copies)
         )
-        if copy_count and node_position.use is not None:
-            for tensor in node_position.use.tensors():
+        if copy_count and node_position.counted_op is not None:
+            for tensor in node_position.counted_op.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
 
 

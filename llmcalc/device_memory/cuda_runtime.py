@@ -20,7 +20,7 @@ Source of both: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.13, `getChose
 capability 9.0 had the larger one.
 """
 
-LARGE = (9, 10, 12)
+LARGE_GPU_CAPABILITIES = (9, 10, 12)
 """Major compute capabilities with the larger workspace."""
 
 CONTEXTS = {
@@ -43,10 +43,10 @@ errors of one process (tests/data/gpu/contexts.jsonl), which are within 30 %.
 CONTEXT_SOURCE = "measured, by compute capability"
 """Where the bytes of a context are from, as tables say it."""
 
-UNIFIED = ("Apple", "Google", "AWS")
+UNIFIED_MEMORY = ("Apple", "Google", "AWS")
 """Vendors whose accelerators have no CUDA context and no such workspaces."""
 
-_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
+_WORKSPACE_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 
 @frozen
@@ -86,10 +86,10 @@ def cuda_runtime_of(
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
-    if hardware is not None and hardware.vendor in UNIFIED:
+    if hardware is not None and hardware.vendor in UNIFIED_MEMORY:
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
-    is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE
+    is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE_GPU_CAPABILITIES
     cublas_workspace_bytes = (
         (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
         if workspace_config is None
@@ -137,7 +137,7 @@ def workspace_bytes(workspace_config: str) -> int:
 
     Raises `InputError` for a value that torch does not read.
     """
-    if not _CONFIG.fullmatch(workspace_config):
+    if not _WORKSPACE_CONFIG.fullmatch(workspace_config):
         raise InputError(
             f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
         )

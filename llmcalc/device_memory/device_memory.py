@@ -97,7 +97,7 @@ class DeviceMemory:
     timeline: the peak of every module in bytes of tensors, in the order of the step.
     moments: phase → the bytes of tensors at its peak, by kind.
     terms: the parts of `device_bytes`, each with its evidence.
-    host: what the run keeps on the host for this device, beside `device_bytes`; default nothing.
+    host_terms: what the run keeps on the host for this device, beside `device_bytes`; default nothing.
     paged_bytes: bytes of `device_bytes` that the driver moves to the host where the device is full; default 0.
     """
 
@@ -111,13 +111,13 @@ class DeviceMemory:
     timeline: tuple[ModulePeak, ...]
     moments: Mapping[str, Mapping[str, int]]
     terms: tuple[MemoryTerm, ...]
-    host: tuple[MemoryTerm, ...] = ()
+    host_terms: tuple[MemoryTerm, ...] = ()
     paged_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that the run uses."""
-        return sum(memory_term.bytes for memory_term in self.host)
+        return sum(memory_term.bytes for memory_term in self.host_terms)
 
     @property
     def fragmentation(self) -> int:
@@ -276,37 +276,39 @@ class CountedRun:
 
     spec, cuda_runtime, recompute_period: as in `device_memory`.
     stacks: the stacks of the model.
-    whole: whether all layers are replayed on the allocator.
-    result: the bytes of tensors, without the allocator's overhead.
+    replays_all_layers: whether all layers are replayed on the allocator.
+    replay_result: the bytes of tensors, without the allocator's overhead.
     """
 
     @without_garbage_collection()
     def __init__(
         self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: CudaRuntime, recompute_period: int = 1
     ) -> None:
-        self.runtime: CudaRuntime = cuda_runtime
+        self.cuda_runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [
+        self.repeating_stacks: list[int] = [
             stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
         ]
-        self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
+        self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         layer_limit = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
-        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= layer_limit
-        self.result: ReplayResult = (
+        self.replays_all_layers: bool = (
+            not self.repeating_stacks or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
+        )
+        self.replay_result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
-            if self.repeating
+            if self.repeating_stacks
             else highest_pass(self._count_bytes({}))
         )
 
     @property
     def recordings(self) -> list[RecordedEvents]:
         """The recorded allocations and releases; empty after the replay on the allocator."""
-        return [repeat_analysis.recorded for repeat_analysis in self.analyses]
+        return [repeat_analysis.recorded_events for repeat_analysis in self.repeat_analyses]
 
     @property
     def tensor_bytes(self) -> int:
         """Bytes of tensors at the peak, without workspaces."""
-        peak = self.result.peak[1]
+        peak = self.replay_result.peak[1]
         return peak.bytes - peak.bytes_of_all_kinds["overhead"]
 
     def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
@@ -318,7 +320,7 @@ class CountedRun:
         whole_run_bytes = sum(
             unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == MOMENTS
         )
-        return self.result.peak[1].bytes + whole_run_bytes + context_bytes
+        return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
         self,
@@ -328,7 +330,7 @@ class CountedRun:
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
-        replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
+        replay_result, allocator_overhead = self.replay_result.copy(), self._allocator_overhead
         replay_result.rounding_bytes = allocator_overhead.rounding_bytes
         replay_result.rounding_bytes_after = allocator_overhead.rounding_bytes_after
         replay_result.reserved_bytes = (
@@ -336,46 +338,50 @@ class CountedRun:
         )
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
-        return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.whole)
+        return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
         short_run_repeats = {
             stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
-            for stack_index in self.repeating
+            for stack_index in self.repeating_stacks
         }
         try:
             return [
-                RepeatAnalysis(recorded_events, self.stacks, self.repeating)
-                for recorded_events in record_replay(short_run_repeats, self.runtime.workspace_bytes)
+                RepeatAnalysis(recorded_events, self.stacks, self.repeating_stacks)
+                for recorded_events in record_replay(short_run_repeats, self.cuda_runtime.workspace_bytes)
             ]
         except NotRepeatingError:
-            self.repeating = []
-        layer_count = sum(layer_stack.layers for layer_stack in self.stacks)
+            self.repeating_stacks = []
+        layer_count = sum(layer_stack.layer_count for layer_stack in self.stacks)
         if layer_count > MOST_RECORDED_LAYERS:
             raise InputError(
                 f"{layer_count:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
         return [
             RepeatAnalysis(recorded_events, self.stacks, [])
-            for recorded_events in record_replay({}, self.runtime.workspace_bytes)
+            for recorded_events in record_replay({}, self.cuda_runtime.workspace_bytes)
         ]
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
-        return _join_results([repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.analyses])
+        return _join_results(
+            [repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.repeat_analyses]
+        )
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
         """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
-            allocator_overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
-        self.analyses = []  # their events are no longer needed
+            allocator_overhead = (
+                self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
+            )
+        self.repeat_analyses = []  # their events are no longer needed
         return allocator_overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
-        stacks, repeating_stacks = self.stacks, self.repeating
+        stacks, repeating_stacks = self.stacks, self.repeating_stacks
         shorter_repeats, longer_repeats = (
             {
                 stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
@@ -385,7 +391,7 @@ class CountedRun:
         )
         longer_repeats = {
             stack_index: min(
-                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+                stacks[stack_index].repeat_count, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
             )
             for stack_index in repeating_stacks
         }
@@ -394,7 +400,7 @@ class CountedRun:
             for stack_index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].layer_period
+            (stacks[stack_index].repeat_count - longer_repeats[stack_index]) * stacks[stack_index].layer_period
             for stack_index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
@@ -406,9 +412,9 @@ class CountedRun:
         return AllocatorOverhead.combine(
             [
                 repeat_analysis.allocator_overhead(
-                    CachingAllocator(self.runtime.has_expandable_segments), repeats_by_stack
+                    CachingAllocator(self.cuda_runtime.has_expandable_segments), repeats_by_stack
                 )
-                for repeat_analysis in self.analyses
+                for repeat_analysis in self.repeat_analyses
             ]
         )
 
@@ -416,7 +422,8 @@ class CountedRun:
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
+        stack.irregular_layers if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
+        for stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(

@@ -52,13 +52,13 @@ def encoder_peaks(
                     AutogradGraph(tower_meter),
                     encoder_run.run_config,
                     DTYPES[dtype],
-                    trained=False,
+                    has_trained_weights=False,
                     choices=kernel_choices,
                 )
                 for tower_meter in (memory_meter, NoMeter())
             ]
             for lowering in lowerings:
-                lowering.graph.enabled = False
+                lowering.graph.is_grad_enabled = False
             metered_lowering, unmetered_lowering = lowerings
             unmetered_lowering.allocate_parameters(program)
             metered_lowering.weights = unmetered_lowering.weights
@@ -68,7 +68,7 @@ def encoder_peaks(
             del received_input
             metered_lowering.run(program)
             projector_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)
-            peaks.append(EncoderPeak(node.name, memory_meter.peak + projector_bytes))
+            peaks.append(EncoderPeak(node.name, memory_meter.peak_bytes + projector_bytes))
     return peaks
 
 
@@ -114,7 +114,7 @@ def _layer_program(tower: Any) -> Flow:
             ExtendedRows(source_rows=PATCHES, extra_rows=tower.vector_count) if tower.vector_count else PATCHES,
             (hidden_vectors,),
         )
-        program.entry = frame_rows
+        program.stage_input = frame_rows
     with program.separate_stack(causal=False):
         if tower.type == "audio":
             program.result = tower.stack.flow(program, frame_rows, hidden_vectors)

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..components.base import PUBLISHED
-from ..components.evidence import nested_parts
+from ..components.evidence import nested_components
 from ..components.networks.moe import MoE
 from ..costs.trained_tensors import packed_bytes, total_elements, trained_tensors
 from ..errors import InputError
@@ -75,7 +75,8 @@ class Memory:
     published_dtype: number format of the published weights, default bfloat16.
     model_config: the model's `config.json`; None if it has none.
     cuda_runtime: memory of the accelerator's runtime, default that of an H100.
-    other_models: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
+    bytes_of_other_models: bytes that another model keeps on the device, such as a draft of speculative decoding;
+        default none.
     is_library_tag: whether the model is a tag of Ollama's library, whose weights in 16 bits or MXFP4 are a GGUF file.
     """
 
@@ -85,29 +86,31 @@ class Memory:
     published_dtype: str = "bfloat16"
     model_config: Mapping[str, Any] | Checkpoint | None = None
     cuda_runtime: CudaRuntime = HOPPER
-    other_models: Sequence[UnreplayedBytes] = ()
+    bytes_of_other_models: Sequence[UnreplayedBytes] = ()
     is_library_tag: bool = False
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes_of_ranks: dict[Hashable, QuantizedSizes] = field(default_factory=dict, repr=False, compare=False)
-    _counted: dict[CudaRuntime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
-    _by_runtime: dict[CudaRuntime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
+    _counted_memory_by_runtime: dict[CudaRuntime, CountedMemory] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _device_memory_by_runtime: dict[CudaRuntime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> DeviceMemory:
         """The device memory on the run's accelerator. Raises `UnsupportedKernel` for an operation without a kernel."""
-        return self.memory_on(self.cuda_runtime)
+        return self.memory_for_runtime(self.cuda_runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation of the settings, else the phase's default."""
-        return self._counted_run_on(self.cuda_runtime).attention_implementation
+        return self._counted_run_for_runtime(self.cuda_runtime).attention_implementation
 
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        counted_run = self._counted_run_on(self.cuda_runtime).run
+        counted_run = self._counted_run_for_runtime(self.cuda_runtime).run
         return counted_run.least_bytes(self.cuda_runtime.context_bytes, self._unreplayed_bytes())
 
     @property
@@ -136,7 +139,7 @@ class Memory:
             parameter_count.include,
             self.model_config,
             self.cuda_runtime,
-            self.other_models,
+            self.bytes_of_other_models,
             self._quantized_sizes,
         )
         return replace(
@@ -149,23 +152,23 @@ class Memory:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
 
-    def memory_on(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
+    def memory_for_runtime(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
-        if cuda_runtime not in self._by_runtime:
-            self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
-        return self._by_runtime[cuda_runtime]
+        if cuda_runtime not in self._device_memory_by_runtime:
+            self._device_memory_by_runtime[cuda_runtime] = self._replay(cuda_runtime)
+        return self._device_memory_by_runtime[cuda_runtime]
 
-    def _counted_run_on(self, cuda_runtime: CudaRuntime) -> CountedMemory:
+    def _counted_run_for_runtime(self, cuda_runtime: CudaRuntime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
-        if cuda_runtime not in self._counted:
+        if cuda_runtime not in self._counted_memory_by_runtime:
             usual_attention = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, usual_attention)
+                self._counted_memory_by_runtime[cuda_runtime] = self._count_memory(cuda_runtime, usual_attention)
             except UnsupportedKernel:
                 if usual_attention == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, "eager")
-        return self._counted[cuda_runtime]
+                self._counted_memory_by_runtime[cuda_runtime] = self._count_memory(cuda_runtime, "eager")
+        return self._counted_memory_by_runtime[cuda_runtime]
 
     def _count_memory(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
@@ -177,13 +180,13 @@ class Memory:
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, training_run, encoder_peaks = self._counted_run_on(cuda_runtime)
+        attention, training_run, encoder_peaks = self._counted_run_for_runtime(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
         device = training_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
         if self.settings.phase != "training":
             return device
         device = with_paged_states(device, self.states)
-        return replace(device, host=host_terms(self.spec, self.states, self.training(), self._layer_period))
+        return replace(device, host_terms=host_terms(self.spec, self.states, self.training(), self._layer_period))
 
     @property
     def _layer_period(self) -> int:
@@ -299,7 +302,7 @@ class Memory:
         stored_weight_bytes = (
             [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self._tower_bytes()
         )
-        return [*paged_cache_bytes, *stored_weight_bytes, *self.other_models]
+        return [*paged_cache_bytes, *stored_weight_bytes, *self.bytes_of_other_models]
 
     def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
@@ -406,7 +409,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 def loops_over_experts(spec: ModelSpec) -> bool:
     """Whether the transformers class runs the experts in a loop."""
-    return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_parts(spec))
+    return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_components(spec))
 
 
 def has_modified_scores(spec: ModelSpec) -> bool:

@@ -72,7 +72,7 @@ def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_
     }
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
-        (stacks[stack_index].repeats - SHORT_RUN_REPEATS)
+        (stacks[stack_index].repeat_count - SHORT_RUN_REPEATS)
         * (
             _offloaded_bytes_of_pass(spec, training_config, {**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
             - short_run_bytes
@@ -89,4 +89,4 @@ def _offloaded_bytes_of_pass(
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()
-    return sum(map(pinned_bytes, training_run.offloaded))
+    return sum(map(pinned_bytes, training_run.offloaded_bytes))

@@ -97,7 +97,7 @@ class InferenceRun:
     repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
-    names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
+    pass_names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class InferenceRun:
         if spec.one_pass_model_name and inference_config.phase == "decode":
             raise InputError(f"{spec.one_pass_model_name} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
-        self.inference: InferenceConfig = inference_config
-        self.layers: dict[int, int] = dict(repeats_by_stack or {})
-        self.workspace: int = workspace_bytes
+        self.inference_config: InferenceConfig = inference_config
+        self.repeats_by_stack: dict[int, int] = dict(repeats_by_stack or {})
+        self.workspace_bytes: int = workspace_bytes
         self.workspaces: list[Storage] = []
-        self.names: list[str] = []
+        self.pass_names: list[str] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
-        self.caches: bool = not spec.one_pass_model_name
+        self.caches_keys_and_values: bool = not spec.one_pass_model_name
         self.lowering: EagerKernels = self._create_lowering(AutogradGraph(self.meter))
 
     def _create_lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
         """Creates the object that runs the program with the chosen kernels."""
-        autograd_graph.enabled = False
-        inference_config = self.inference
+        autograd_graph.is_grad_enabled = False
+        inference_config = self.inference_config
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile_class = ServingRankKernels if is_divided else EagerKernels
@@ -132,19 +132,19 @@ class InferenceRun:
             autograd_graph,
             run_config,
             DTYPES[inference_config.dtype],
-            trained=False,
-            include=inference_config.include,
+            has_trained_weights=False,
+            included_parts=inference_config.include,
             choices=inference_config.kernel_choices,
         )
-        lowering.run_only, lowering.paged = self.layers, inference_config.has_paged_cache
+        lowering.run_repeats_by_stack, lowering.has_block_pool = self.repeats_by_stack, inference_config.has_paged_cache
         return lowering
 
     def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
-        inference_config = self.inference
+        inference_config = self.inference_config
         if inference_pass.cached_tokens and inference_pass.new_tokens == 1:
             phase = "decode"
-        if not self.caches:
+        if not self.caches_keys_and_values:
             phase = "forward"
         source_tokens = (
             inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
@@ -163,39 +163,39 @@ class InferenceRun:
     @property
     def chunk_tokens(self) -> int:
         """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
-        if self.inference.chunk_tokens is None or not self.caches:
-            return self.inference.seq
-        return self.inference.chunk_tokens
+        if self.inference_config.chunk_tokens is None or not self.caches_keys_and_values:
+            return self.inference_config.seq
+        return self.inference_config.chunk_tokens
 
     @property
     def chunk_count(self) -> int:
         """The number of prompt passes."""
-        return -(-self.inference.seq // self.chunk_tokens)
+        return -(-self.inference_config.seq // self.chunk_tokens)
 
     def prompt_pass(self, chunk_index: int) -> ReplayedPass:
         """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
         earlier_tokens = chunk_index * self.chunk_tokens
-        return ReplayedPass(min(self.chunk_tokens, self.inference.seq - earlier_tokens), earlier_tokens)
+        return ReplayedPass(min(self.chunk_tokens, self.inference_config.seq - earlier_tokens), earlier_tokens)
 
     def set_up(self) -> None:
         """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
         self.meter.place = AllocationPlace("set-up")
-        if self.inference.counts_weights:
+        if self.inference_config.counts_weights:
             self._allocate_parameters(self.lowering)
         else:
             unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
             self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
-        if self.caches:
-            self.lowering.store = {}
-        if self.inference.phase == "decode":
+        if self.caches_keys_and_values:
+            self.lowering.cached_tensors_by_path = {}
+        if self.inference_config.phase == "decode":
             self.fill_cache(self.chunk_count)
 
     def _allocate_parameters(self, lowering: EagerKernels) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
-        inference_config, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
+        inference_config, parameters_by_name = self.inference_config, _known_parameters.setdefault(self.program, {})
         parameter_key = (
-            tuple(self.layers.items()),
+            tuple(self.repeats_by_stack.items()),
             inference_config.dtype,
             inference_config.kernel_choices,
             inference_config.latent_form,
@@ -214,7 +214,7 @@ class InferenceRun:
         chunk_count: the number of chunks.
         """
         unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
-        unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
+        unmetered_lowering.weights, unmetered_lowering.cached_tensors_by_path = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
         middle_passes = []
         if chunk_count > 2:
@@ -223,12 +223,12 @@ class InferenceRun:
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with count_storages_as(self.meter, "cache"):
-            self.lowering.store = {}
-            for cache_key, tensors in unmetered_lowering.store.items():
+            self.lowering.cached_tensors_by_path = {}
+            for cache_key, tensors in unmetered_lowering.cached_tensors_by_path.items():
                 self.meter.parameter_path = cache_key
-                self.lowering.store[cache_key] = tuple(
+                self.lowering.cached_tensors_by_path[cache_key] = tuple(
                     tensor
-                    if self.inference.has_paged_cache
+                    if self.inference_config.has_paged_cache
                     else Tensor(tensor.shape, tensor.dtype, Storage(self.meter, tensor.storage.bytes), tensor.strides)
                     for tensor in tensors
                 )
@@ -236,9 +236,9 @@ class InferenceRun:
 
     def run_passes(self) -> None:
         """Runs the passes of the phase: prompt or decoding."""
-        if self.inference.phase != "decode":
+        if self.inference_config.phase != "decode":
             self.prefill()
-        if self.inference.phase != "prefill" and self.caches:
+        if self.inference_config.phase != "prefill" and self.caches_keys_and_values:
             self.decode()
 
     def prefill(self) -> None:
@@ -250,7 +250,7 @@ class InferenceRun:
         last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
         for chunk_index in (0, *range(last_chunks_start, chunk_count)):
             if chunk_index == last_chunks_start > 1:
-                self.lowering.store = {}
+                self.lowering.cached_tensors_by_path = {}
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
             self.run(
@@ -259,18 +259,18 @@ class InferenceRun:
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self.run("decode", ReplayedPass(1, self.inference.seq))
+        self.run("decode", ReplayedPass(1, self.inference_config.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass, pass_name: str = "") -> None:
         """Runs one pass, and frees the token ids and logits at the end.
 
         pass_name: name of the pass in places; default the phase.
         """
-        self.names.append(pass_name or phase)
+        self.pass_names.append(pass_name or phase)
         self.meter.place = AllocationPlace(pass_name or phase)
-        if self.workspace and not self.workspaces:
+        if self.workspace_bytes and not self.workspaces:
             with count_storages_as(self.meter, "overhead"):
-                self.workspaces.append(Storage(self.meter, self.workspace))
+                self.workspaces.append(Storage(self.meter, self.workspace_bytes))
         self._run_lowering(self.lowering, phase, inference_pass)
         self.meter.place = AllocationPlace("after")
 
@@ -278,14 +278,14 @@ class InferenceRun:
         self, lowering: EagerKernels, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass
     ) -> None:
         """Runs one pass over new tokens."""
-        inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
+        inference_config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.new_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
-            if self.program.frames is None:
+            if self.program.audio_frames is None:
                 inputs[SOURCE] = empty(
                     memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
                 )
@@ -321,17 +321,17 @@ def replay_inference(
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()
-    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
         allocation_place: peak
         for allocation_place, peak in memory_meter.peaks.items()
-        if allocation_place.phase in inference_run.names
+        if allocation_place.phase in inference_run.pass_names
     }
-    replay_result.final_bytes = memory_meter.now
+    replay_result.final_bytes = memory_meter.live_bytes
     if device is not None:
-        replay_result.read_allocator(device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(device, memory_meter.live_bytes, memory_meter.peak_bytes)
     return replay_result
 
 
@@ -376,4 +376,4 @@ def record_inference(
     inference_run.set_up()
     set_up_events = memory_meter.take_events()
     inference_run.run_passes()
-    return RecordedEvents(set_up_events, [], [memory_meter.take_events()], inference_run.names)
+    return RecordedEvents(set_up_events, [], [memory_meter.take_events()], inference_run.pass_names)

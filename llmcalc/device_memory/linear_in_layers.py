@@ -44,7 +44,7 @@ def extrapolate_layers(
         for stack_index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
-        added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
+        added_repeats = stacks[stack_index].repeat_count - SHORT_RUN_REPEATS
         extrapolated_result.set_up_bytes += added_repeats * (longer_run.set_up_bytes - short_run.set_up_bytes)
         extrapolated_result.final_bytes += added_repeats * (longer_run.final_bytes - short_run.final_bytes)
         for allocation_place, peak in extrapolated_result.peaks.items():
@@ -64,10 +64,10 @@ def extrapolate_layers(
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
             last_layer_place = stacks[stack_index].place_in_later_repeat(
-                allocation_place, stacks[stack_index].repeats - SHORT_RUN_REPEATS
+                allocation_place, stacks[stack_index].repeat_count - SHORT_RUN_REPEATS
             )
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
-            _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
+            _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeat_count - SHORT_RUN_REPEATS)
     peaks = {_module_in_full_model(peak_place, stacks): peak for peak_place, peak in extrapolated_result.peaks.items()}
     return highest_pass(
         ReplayResult(
@@ -138,7 +138,7 @@ def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerS
     for layer_stack in stacks:
         if layer_stack.is_extrapolated:
             allocation_place = _module_in_longer_run(
-                allocation_place, layer_stack, layer_stack.repeats - SHORT_RUN_REPEATS
+                allocation_place, layer_stack, layer_stack.repeat_count - SHORT_RUN_REPEATS
             )
     return allocation_place
 
@@ -147,7 +147,7 @@ def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> st
     """Returns a module's path in the model's tree, with the layer index."""
     for layer_stack in stacks:
         if allocation_place.layer_index >= 0 and layer_stack.contains(allocation_place):
-            return layer_stack.node(allocation_place)
+            return layer_stack.node_path(allocation_place)
     return allocation_place.path
 
 
@@ -177,7 +177,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             )
             for allocation_place, peak_bytes in stack_peaks
         ]
-        last_repeat = collected_stack.repeats - SHORT_RUN_REPEATS
+        last_repeat = collected_stack.repeat_count - SHORT_RUN_REPEATS
         listed_repeats = sorted(
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
@@ -197,7 +197,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
 
     repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.bytes_per_repeat else []
     repeat_ends = {
-        stack.place_in_later_repeat(allocation_place, stack.repeats - SHORT_RUN_REPEATS)
+        stack.place_in_later_repeat(allocation_place, stack.repeat_count - SHORT_RUN_REPEATS)
         for allocation_place in replay_result.bytes_per_repeat
         for stack in stacks
         if stack.contains(allocation_place)

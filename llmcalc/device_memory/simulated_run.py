@@ -83,7 +83,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
     selection per head and no term added to the scores that the model's class does not give it as a mask.
     """
     return all(
-        operation.verb not in SCORES_BY_THEMSELVES
+        operation.verb not in EAGER_SCORE_FEATURES
         and not (
             operation.verb == "attention"
             and (
@@ -100,7 +100,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
     )
 
 
-SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
+EAGER_SCORE_FEATURES = ("joint_softmax", "local_mask", "at_distance")
 """Verbs of attention that no call of scaled_dot_product_attention replaces."""
 
 

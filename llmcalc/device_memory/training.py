@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import Stretch, play_step_lists
+from ..simulator.caching_allocator import StepList, play_step_lists
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
@@ -132,7 +132,7 @@ class TrainingRun:
     memory_meter: counts or records the storages; default a meter without a device.
     program: the program that runs, default that of the whole model.
     profile: the kernels that run.
-    offloaded: bytes of each tensor that the last forward pass has moved to the host.
+    offloaded_bytes: bytes of each tensor that the last forward pass has moved to the host.
     """
 
     profile: type[EagerKernels] = EagerKernels
@@ -147,8 +147,8 @@ class TrainingRun:
         program: Flow | None = None,
     ) -> None:
         self.spec: ModelSpec = spec
-        self.training: TrainingConfig = training_config
-        self.workspace: int = workspace_bytes
+        self.training_config: TrainingConfig = training_config
+        self.workspace_bytes: int = workspace_bytes
         self.workspaces: list[Storage] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.graph: AutogradGraph = AutogradGraph(self.meter)
@@ -168,21 +168,21 @@ class TrainingRun:
             run_config,
             DTYPES[training_config.dtype],
             recompute=training_config.recompute,
-            include=training_config.include,
+            included_parts=training_config.include,
             choices=training_config.kernel_choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(repeats_by_stack or {})
+        self.lowering.run_repeats_by_stack = dict(repeats_by_stack or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
-        self.trained: list[OptimizedParameter] = []
-        self.copies: list[Tensor] = []
-        self.offloaded: list[int] = []
+        self.updated_parameters: list[OptimizedParameter] = []
+        self.master_copies_of_unused_modules: list[Tensor] = []
+        self.offloaded_bytes: list[int] = []
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a chosen kernel of a part that the model does not have."""
-        kernel_choices, has_logits = self.training.kernel_choices, self.spec.head.type == "lm"
+        kernel_choices, has_logits = self.training_config.kernel_choices, self.spec.head.type == "lm"
         if kernel_choices.expert_capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
         ):
@@ -207,7 +207,7 @@ class TrainingRun:
         with count_storages_as(self.meter, "optimizer"):
             for parameter_key, weight in self.lowering.parameters:
                 self.meter.parameter_path = parameter_key
-                self.trained.append(
+                self.updated_parameters.append(
                     OptimizedParameter(
                         self._tensor_to_update(weight),
                         is_layer_matrix=self._is_matrix(parameter_key),
@@ -217,25 +217,27 @@ class TrainingRun:
                     )
                 )
             self.meter.parameter_path = None
-            self.copies = [self._tensor_to_update(weight) for weight in self.lowering.unused_modules if weight.leaf]
+            self.master_copies_of_unused_modules = [
+                self._tensor_to_update(weight) for weight in self.lowering.unused_modules if weight.is_leaf
+            ]
         self.parameters: list[Tensor] = [weight for _, weight in self.lowering.parameters]
-        self.sums: list[Tensor] = []
-        if self.training.gradient_dtype is not None:
+        self.gradient_buffers: list[Tensor] = []
+        if self.training_config.gradient_dtype is not None:
             with count_storages_as(self.meter, "gradients"):
                 for parameter_key, weight in self.lowering.parameters:
                     self.meter.parameter_path = parameter_key
-                    self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
+                    self.gradient_buffers.append(empty(self.meter, weight.shape, self.training_config.gradient_dtype))
                 self.meter.parameter_path = None
 
     def _tensor_to_update(self, weight: Tensor) -> Tensor:
         """Returns the tensor that the optimizer updates: a weight's fp32 master copy, or the weight itself."""
-        updates_fp32_copy = self.training.has_master_weights and weight.dtype is not FLOAT32
+        updates_fp32_copy = self.training_config.has_master_weights and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if updates_fp32_copy else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
         """Returns the paths, without indices, of the weight matrices in transformer layers."""
-        tensors = trained_tensors(self.program.node(), self.training.include)
+        tensors = trained_tensors(self.program.node(), self.training_config.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     @cached_property
@@ -246,13 +248,13 @@ class TrainingRun:
     @cached_property
     def _table_paths(self) -> frozenset[str]:
         """Returns the paths, without indices, of tables of embeddings."""
-        tensors = trained_tensors(self.program.node(), self.training.include)
+        tensors = trained_tensors(self.program.node(), self.training_config.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
     def _is_matrix(self, parameter_key: Path) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
         parameter_path = _path_without_indices(parameter_key)
-        if self.training.adapters is None:
+        if self.training_config.adapters is None:
             return parameter_path in self._layer_matrices
         is_in_layer = parameter_path.startswith(self._layer_prefixes)
         return is_in_layer and not parameter_path.endswith("modules_to_save.weight")
@@ -261,14 +263,14 @@ class TrainingRun:
         """Runs one training step."""
         self.next_batch()
         self.run_micro_batches()
-        if not self.training.optimizer_in_backward:
+        if not self.training_config.optimizer_in_backward:
             self.update()
         self.zero_grad()
 
     def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step. The tokens of the first micro-batch are allocated already."""
         self.forward_and_backward()
-        if self.training.microbatches > 1:
+        if self.training_config.microbatches > 1:
             self.next_batch()
             self.forward_and_backward()
 
@@ -286,12 +288,12 @@ class TrainingRun:
     def forward(self) -> Tensor:
         """Runs the forward pass. Returns the loss, or the model's output without a language-model head."""
         self.meter.place = AllocationPlace("forward")
-        self.graph.autocast = BFLOAT16 if self.training.autocast else None
+        self.graph.autocast_dtype = BFLOAT16 if self.training_config.autocast else None
         offload = Offload(self.graph)
-        self.graph.pack_elsewhere = offload.pack if self.training.offloads_activations else None
-        self.offloaded = offload.moved
+        self.graph.checkpoint_pack_hook = offload.pack if self.training_config.offloads_activations else None
+        self.offloaded_bytes = offload.offloaded_bytes
         logits = self.lowering.run(self.program)
-        self.graph.pack_elsewhere = None
+        self.graph.checkpoint_pack_hook = None
         self.meter.place = AllocationPlace("forward", path="loss")
         if self.labels is not None:
             logits = self.lowering.logits_for_loss(logits)
@@ -306,31 +308,31 @@ class TrainingRun:
         self.meter.place = AllocationPlace("backward", path="loss")
         self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
-        self.graph.on_leaf_gradient = self.gradient_hook
+        self.graph.leaf_gradient_hook = self.gradient_hook
         backward(self.graph, loss, loss_gradient, self.finish_backward)
         self.lowering.logits = []
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
         """Returns the function to call when a parameter's gradient is complete; None without such a hook."""
-        return self._update_parameter if self.training.optimizer_in_backward else None
+        return self._update_parameter if self.training_config.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
         """Hook between a backward pass and the release of its autograd graph; does nothing on one device."""
 
     def _allocate_workspaces(self, thread_count: int) -> None:
         """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
-        if self.workspace and len(self.workspaces) < thread_count:
+        if self.workspace_bytes and len(self.workspaces) < thread_count:
             with count_storages_as(self.meter, "overhead"):
-                self.workspaces.append(Storage(self.meter, self.workspace))
+                self.workspaces.append(Storage(self.meter, self.workspace_bytes))
 
     def _allocate_batch(self) -> None:
         """Allocates the token ids (also the labels), and frees the previous batch's ids."""
-        training_config, inputs = self.training, self.lowering.inputs
+        training_config, inputs = self.training_config, self.lowering.inputs
         token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
         inputs[TOKENS] = token_ids
         self.lowering.create_input_frames(self.program)
-        if self.spec.kind == "encoder-decoder" and self.program.frames is None:
+        if self.spec.kind == "encoder-decoder" and self.program.audio_frames is None:
             source_tokens = (
                 training_config.seq if training_config.source_tokens is None else training_config.source_tokens
             )
@@ -345,33 +347,33 @@ class TrainingRun:
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
-        self.training.step_optimizer(self.graph, [trained_parameter])
+        self.training_config.step_optimizer(self.graph, [trained_parameter])
         trained_parameter.gradient = weight.grad = None
 
     @cached_property
     def _trained_by_parameter(self) -> dict[int, OptimizedParameter]:
-        return dict(zip(map(id, self.parameters), self.trained, strict=True))
+        return dict(zip(map(id, self.parameters), self.updated_parameters, strict=True))
 
     def update(self) -> None:
         """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
         self.meter.place = AllocationPlace("step")
         gradient_copies: list[Tensor] = []
-        gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
-        for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
+        gradients: Sequence[Tensor | None] = self.gradient_buffers or [weight.grad for weight in self.parameters]
+        for trained_parameter, gradient in zip(self.updated_parameters, gradients, strict=True):
             trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
-            if self.training.has_master_weights and gradient is not None and gradient.dtype is not FLOAT32:
+            if self.training_config.has_master_weights and gradient is not None and gradient.dtype is not FLOAT32:
                 trained_parameter.gradient = self.graph.new_tensor(gradient.shape, FLOAT32)
                 gradient_copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
-            self.training.step_optimizer(self.graph, self.trained)
-        for trained_parameter in self.trained:
+            self.training_config.step_optimizer(self.graph, self.updated_parameters)
+        for trained_parameter in self.updated_parameters:
             trained_parameter.gradient = None
 
     def zero_grad(self) -> None:
         """Frees the gradients or sets them to zero."""
-        if not self.training.keeps_gradients:
+        if not self.training_config.keeps_gradients:
             for weight in self.parameters:
                 weight.grad = None
 
@@ -412,16 +414,16 @@ def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResu
 
 def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
     """Replays two steps after a run's set-up, and returns the bytes of all three."""
-    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
     memory_meter.place = AllocationPlace()
     training_run.step()
     memory_meter.place = AllocationPlace("after")
     replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
-    replay_result.final_bytes = memory_meter.now
+    replay_result.final_bytes = memory_meter.live_bytes
     if memory_meter.device is not None:
-        replay_result.read_allocator(memory_meter.device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(memory_meter.device, memory_meter.live_bytes, memory_meter.peak_bytes)
     return replay_result
 
 
@@ -435,7 +437,7 @@ class CountedSteps:
     """
 
     result: ReplayResult
-    step_lists: Sequence[Stretch]
+    step_lists: Sequence[StepList]
     storage_count: int
     requested_bytes: int
     peak_requested: int
@@ -452,7 +454,13 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
     """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.end_event_list()
-    return CountedSteps(replay_result, memory_meter.pieces, memory_meter.count, memory_meter.now, memory_meter.peak)
+    return CountedSteps(
+        replay_result,
+        memory_meter.step_lists,
+        memory_meter.storage_count,
+        memory_meter.live_bytes,
+        memory_meter.peak_bytes,
+    )
 
 
 def replay_steps_on_allocator(

@@ -1,8 +1,8 @@
 """The names of a model's modules in its published checkpoint, by the path of the node in llmcalc's tree.
 
-`USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
-names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
-tests compare them with every class (tests/sources/test_module_names.py).
+`USUAL_NAMES` has the names of most classes of `transformers`; a family's record has those of its own classes.
+`EARLIER_NAMES` has names in checkpoints that an earlier version or another library wrote. Names are known without
+building a class; the tests compare them with every class (tests/sources/test_module_names.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..frozen import frozen
 from .tree import Node
 
-USUAL: Mapping[str, str] = {
+USUAL_NAMES: Mapping[str, str] = {
     "": "language_model.model | language_model | text_model | model",
     "encoder": "encoder.text_model | encoder",
     "layers": "layers",
@@ -47,7 +47,7 @@ USUAL: Mapping[str, str] = {
 }
 """Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
 
-EARLIER: Mapping[str, tuple[str, ...]] = {
+EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
     "gate": ("router",),
     "router": ("gate",),
     "shared_experts": ("shared_expert",),
@@ -55,14 +55,14 @@ EARLIER: Mapping[str, tuple[str, ...]] = {
 }
 """Component of a published name → what it is called in checkpoints that other versions or libraries wrote."""
 
-EXPERT: Mapping[str, tuple[str, ...]] = {
+EXPERT_MATRIX_NAMES: Mapping[str, tuple[str, ...]] = {
     "gate_proj": ("gate_proj", "w1"),
     "up_proj": ("up_proj", "w3"),
     "down_proj": ("down_proj", "w2"),
 }
 """Matrix of the routed experts → its names in checkpoints in which every expert is a module."""
 
-WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
+CLASS_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 """Prefixes of a text model's modules, alone and in the wrappers of both layouts of `transformers`."""
 
 
@@ -79,7 +79,7 @@ class ModuleNames:
         spec_kind: str,
         published_names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
-        class_prefixes: Sequence[str] = WRAPPED,
+        class_prefixes: Sequence[str] = CLASS_PREFIXES,
     ) -> None:
         """Builds the names for the modules of a spec's tree. spec_kind: the kind of the spec.
 
@@ -90,7 +90,7 @@ class ModuleNames:
         self._earlier_patterns = [
             _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
         ]
-        self._published_names_by_path, self._names = published_names, {**USUAL, **published_names}
+        self._published_names_by_path, self._names = published_names, {**USUAL_NAMES, **published_names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
         text_prefixes = [
@@ -363,7 +363,8 @@ class Checkpoint:
     """A published checkpoint: its config, and the names of the modules in its classes.
 
     config: its parsed `config.json`.
-    module_names: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
+    module_names: nodes of the tree whose modules have other names than `USUAL_NAMES` has, as a family's record has
+        them.
     earlier_names: components of those names → their names in earlier checkpoints.
     class_prefixes: prefixes of the modules of its classes, `` or ending with a dot.
     """
@@ -371,7 +372,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     module_names: Mapping[str, str]
     earlier_names: Mapping[str, str]
-    class_prefixes: tuple[str, ...] = WRAPPED
+    class_prefixes: tuple[str, ...] = CLASS_PREFIXES
 
     def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
         """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
@@ -448,13 +449,13 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
         known_names += [
             f"{module_name}.0.{last_component}"
             for module_name in expert_modules
-            for last_component in EXPERT.get(last_name, (last_name,))
+            for last_component in EXPERT_MATRIX_NAMES.get(last_name, (last_name,))
         ] + expert_modules
     name_variants: list[str] = []
     for module_name in dict.fromkeys(known_names):
         *components_before_last, last_component = module_name.split(".")
-        component_choices = [(component, *EARLIER.get(component, ())) for component in components_before_last]
-        last_names = (last_component, *EARLIER.get(last_component, ()))
+        component_choices = [(component, *EARLIER_NAMES.get(component, ())) for component in components_before_last]
+        last_names = (last_component, *EARLIER_NAMES.get(last_component, ()))
         name_variants += [".".join(components) for components in product(*component_choices, last_names)]
     return tuple(dict.fromkeys(name_variants))
 

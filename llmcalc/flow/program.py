@@ -62,28 +62,29 @@ class ModuleScope:
     first_input, output: for a scope with a repeat, the input of its first run and the output of its last; each run's
         output is the next one's input. For a branch of alternatives, and for a part of its own, `output` is its output.
     list_index: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
-    argument: the value that it is called with; None if it is not a part of its own.
+    module_argument: the value that it is called with; None if it is not a part of its own.
     stacked_axis: for a scope that runs once for each index of an axis, side by side, that axis; its outputs are
         stacked.
-    argument_slice: for such a scope, the slice of `argument` that each run reads; None if each reads all of it.
+    argument_slice: for such a scope, the slice of `module_argument` that each run reads; None if each reads all of it.
     is_separate_model: whether it runs as a model of its own, which shares no masks and angles with what is around it.
-    per_layer: whether each layer has parameters of its own here, in a module whose parameters layers share.
+    has_parameters_per_layer: whether each layer has parameters of its own here, in a module whose parameters layers
+        share.
     first_layer_output: for a module that runs right after the first of the layers that follow it: the value that
-        stands for that layer's output. `argument` is the layer's input, and `output` replaces its output.
+        stands for that layer's output. `module_argument` is the layer's input, and `output` replaces its output.
     """
 
     __slots__ = (
-        "argument",
         "argument_slice",
         "first_input",
         "first_layer_output",
+        "has_parameters_per_layer",
         "is_separate_model",
         "items",
         "list_index",
+        "module_argument",
         "name",
         "node_fields",
         "output",
-        "per_layer",
         "stacked_axis",
     )
 
@@ -94,11 +95,11 @@ class ModuleScope:
         self.first_input: Value | None = None
         self.output: Value | None = None
         self.list_index: int | None = None
-        self.argument: Value | None = None
+        self.module_argument: Value | None = None
         self.stacked_axis: Axis | None = None
         self.argument_slice: Value | None = None
         self.is_separate_model: bool = False
-        self.per_layer: bool = False
+        self.has_parameters_per_layer: bool = False
         self.first_layer_output: Value | None = None
 
     @property
@@ -111,14 +112,14 @@ class ModuleScope:
     @property
     def call_values(self) -> tuple[Value, Value]:
         """The input and output of a module with one argument."""
-        assert self.argument is not None
+        assert self.module_argument is not None
         assert self.output is not None
-        return self.argument, self.output
+        return self.module_argument, self.output
 
     def node(self) -> Node:
         """Returns the tree node of this scope, with the nodes of all nested scopes."""
         op, ops_by_form, child_nodes = _nodes_of_items(self.items)
-        return Node(self.name, op, tuple(child_nodes), forms=ops_by_form, **self.node_fields)
+        return Node(self.name, op, tuple(child_nodes), ops_by_form=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
         """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
@@ -220,7 +221,9 @@ def _merge_forms(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str
             if form_node.op is not None and not _are_equal_ops(form_node.op, child.op)
         }
         merged_children.append(
-            Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
+            Node(**{**_fields_of_node(child), "ops_by_form": {**child.ops_by_form, **different_ops}})
+            if different_ops
+            else child
         )
     return op, ops_by_form, merged_children
 

@@ -30,12 +30,12 @@ class Recorder:
     """Records the operations, modules and layers of a model's components.
 
     causal: whether the recorded stack is causal.
-    memory: the encoder's output that the stack may attend to; None without one.
+    encoder_output: the encoder's output that the stack may attend to; None without one.
     result: the value that the whole program computes.
-    frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
+    audio_frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
     frames_by_row: whether the values of a frame are neighbours in memory, false by default.
-    entry: the value that the program is given in the place of its first layers; None where it has all of them.
-    positions: the table of learned positions that was recorded last; None before any.
+    stage_input: the value that the program is given in the place of its first layers; None where it has all of them.
+    position_table: the table of learned positions that was recorded last; None before any.
     dropouts: place → probability of dropout in training; empty for a model without dropout.
     streams: the residual streams of the recorded stack before they are merged; None without streams.
     has_output: whether the program goes on after the layers; true by default.
@@ -43,18 +43,18 @@ class Recorder:
 
     has_output = True
 
-    def __init__(self, model_name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
+    def __init__(self, model_name: str = "model", causal: bool = True, encoder_output: Value | None = None) -> None:
         self.root: ModuleScope = ModuleScope(model_name, {})
-        self.here: ModuleScope = self.root
+        self.current_scope: ModuleScope = self.root
         self.causal: bool = causal
-        self.memory = memory
+        self.encoder_output = encoder_output
         self.result: Value | None = None
-        self.frames: Value | None = None
+        self.audio_frames: Value | None = None
         self.frames_by_row = False
-        self.entry: Value | None = None
-        self.positions: Weight | None = None
+        self.stage_input: Value | None = None
+        self.position_table: Weight | None = None
         self.dropouts: Mapping[str, float] = {}
-        self.memo: dict[Any, Any] = {}
+        self.layer_memo: dict[Any, Any] = {}
         self.streams: Value | None = None
         self._is_counted_whole = False
 
@@ -64,14 +64,14 @@ class Recorder:
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
-        outer_scope, was_counted_whole = self.here, self._is_counted_whole
-        self.here = ModuleScope(scope_name, self._node_fields(node_fields))
-        outer_scope.items.append(self.here)
+        outer_scope, was_counted_whole = self.current_scope, self._is_counted_whole
+        self.current_scope = ModuleScope(scope_name, self._node_fields(node_fields))
+        outer_scope.items.append(self.current_scope)
         self._is_counted_whole = was_counted_whole or is_counted_whole
         try:
-            yield self.here
+            yield self.current_scope
         finally:
-            self.here, self._is_counted_whole = outer_scope, was_counted_whole
+            self.current_scope, self._is_counted_whole = outer_scope, was_counted_whole
 
     def part(
         self,
@@ -99,7 +99,7 @@ class Recorder:
         with self.scope(
             part_name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field
         ) as part_scope:
-            part_scope.list_index, part_scope.argument = list_index, x
+            part_scope.list_index, part_scope.module_argument = list_index, x
             part_scope.is_separate_model, part_scope.first_layer_output = is_separate_model, first_layer_output
             output_value = (
                 part.flow(self, x, **arguments)
@@ -141,7 +141,7 @@ class Recorder:
         module_indices = range(module_axis.size) if isinstance(module_axis.size, int) else None
         module_input = x.view(*x.axes[1:]) if slices_input else x
         with self.scope(list_name, repeat=module_axis.size, indices=module_indices, **node_fields) as module_scope:
-            module_scope.stacked_axis, module_scope.argument, module_scope.argument_slice = (
+            module_scope.stacked_axis, module_scope.module_argument, module_scope.argument_slice = (
                 module_axis,
                 x,
                 module_input if slices_input else None,
@@ -155,11 +155,11 @@ class Recorder:
 
         Returns the value of the first form; each branch's scope has its own.
         """
-        outer_scope, scopes = self.here, dict[str, ModuleScope]()
+        outer_scope, scopes = self.current_scope, dict[str, ModuleScope]()
         for form_name, branch in branches.items():
-            self.here = scopes[form_name] = ModuleScope(form_name, {})
-            self.here.output = branch()
-        self.here = outer_scope
+            self.current_scope = scopes[form_name] = ModuleScope(form_name, {})
+            self.current_scope.output = branch()
+        self.current_scope = outer_scope
         outer_scope.items.append(AlternativeBranches(scopes))
         first_scope, *_ = scopes.values()
         assert first_scope.output is not None
@@ -168,12 +168,12 @@ class Recorder:
     @contextmanager
     def separate_stack(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
         """Records the operations inside a `with` block as a separate stack, which cannot read other layers' values."""
-        outer_state = self.causal, self.memory, self.memo
-        self.causal, self.memory, self.memo = causal, memory, {}
+        outer_state = self.causal, self.encoder_output, self.layer_memo
+        self.causal, self.encoder_output, self.layer_memo = causal, memory, {}
         try:
             yield
         finally:
-            self.causal, self.memory, self.memo = outer_state
+            self.causal, self.encoder_output, self.layer_memo = outer_state
 
     def _node_fields(self, node_fields: dict[str, Any]) -> dict[str, Any]:
         if self._is_counted_whole:
@@ -206,7 +206,7 @@ class Recorder:
         """Records one step with several outputs, and returns the outputs."""
         if weight is not None:
             weight.is_counted = True
-        self.here.items.append(
+        self.current_scope.items.append(
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 

@@ -61,7 +61,7 @@ class Node:
     role: its role in the model, which also applies to everything below it.
     optional: the name of the optional part that it is (`mtp`), left out of totals by default; empty if it is none.
     source: the source of its formula.
-    forms: name of a form → primitive that replaces `op` in some executions.
+    ops_by_form: name of a form → primitive that replaces `op` in some executions.
     is_fused: whether the class computes this linear layer with others of the same input as one product.
     """
 
@@ -75,7 +75,7 @@ class Node:
     role: Role = "own"
     optional: str = ""
     source: str = ""
-    forms: Mapping[str, Op] = field(default_factory=dict)
+    ops_by_form: Mapping[str, Op] = field(default_factory=dict)
     is_fused: bool = False
 
     def __repr__(self) -> str:
@@ -99,11 +99,11 @@ class Node:
         return replace(self, children=child_nodes)
 
     def _can_have_effect(self, effect: str) -> bool:
-        return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
+        return self.op is not None and any(effect in op.effects for op in (self.op, *self.ops_by_form.values()))
 
     def has_form(self, form_name: str) -> bool:
         """Whether this node, or a node below, has an alternative computation of this name."""
-        return form_name in self.forms or any(child_node.has_form(form_name) for child_node in self.children)
+        return form_name in self.ops_by_form or any(child_node.has_form(form_name) for child_node in self.children)
 
     def root_position(self, run_config: RunConfig | None = None) -> NodePosition:
         """Returns this node as the root of a tree, as a `NodePosition`."""
@@ -134,7 +134,7 @@ class NodePosition:
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
     run_config: the run; None where only parameters are counted.
-    optional: the optional part that it is or belongs to; empty if none.
+    optional_part: the optional part that it is or belongs to; empty if none.
     """
 
     node: Node
@@ -143,7 +143,7 @@ class NodePosition:
     kind: str
     roles: frozenset[Role]
     run_config: RunConfig | None
-    optional: str
+    optional_part: str
 
     @cached_property
     def path(self) -> str:
@@ -161,7 +161,7 @@ class NodePosition:
             node.kind or self.kind,
             self.roles if node.role == "own" else self.roles | {node.role},
             self.run_config,
-            node.optional or self.optional,
+            node.optional or self.optional_part,
         )
 
     def children(self) -> Iterator[NodePosition]:
@@ -175,13 +175,13 @@ class NodePosition:
             yield from child_node.walk()
 
     @property
-    def use(self) -> CountedOp | None:
+    def counted_op(self) -> CountedOp | None:
         """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
         return _counted_primitive(self.node, self.roles, self.run_config)
 
     def cost_of_operation(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of this node's operation, without child nodes."""
-        counted_op = self.use
+        counted_op = self.counted_op
         return 0 if counted_op is None else cost(counted_op)
 
     def cost_per_repeat(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
@@ -215,20 +215,20 @@ class CountedOp:
         """Whether the operation counts for an effect (parameters, FLOPs, …) in the roles of its node."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
-    def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
+    def _value_of_effect(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has_effect(effect) else 0
 
     def params(self) -> Number:
-        return self._effect_or_zero("params")
+        return self._value_of_effect("params")
 
     def active_params(self) -> Number:
-        return self._effect_or_zero("active_params")
+        return self._value_of_effect("active_params")
 
     def tensors(self) -> tuple[Any, ...]:
-        return self._effect_or_zero("tensors") or ()
+        return self._value_of_effect("tensors") or ()
 
     def buffers(self) -> Number:
-        return self._effect_or_zero("buffers")
+        return self._value_of_effect("buffers")
 
     def forward_flops(self) -> Number:
         return self._flops_of_effect("forward_flops")
@@ -237,17 +237,17 @@ class CountedOp:
         return self._flops_of_effect("backward_flops")
 
     def _flops_of_effect(self, effect: str) -> Number:
-        flops = self._effect_or_zero(effect, self.run_config)
+        flops = self._value_of_effect(effect, self.run_config)
         return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
-        return self._effect_or_zero("cache_bits", self.run_config, kv_bits)
+        return self._value_of_effect("cache_bits", self.run_config, kv_bits)
 
     def max_skipped_params(self) -> Number:
-        return self._effect_or_zero("max_skipped_params")
+        return self._value_of_effect("max_skipped_params")
 
     def mean_skipped_params(self) -> Number:
-        return self._effect_or_zero("mean_skipped_params")
+        return self._value_of_effect("mean_skipped_params")
 
 
 def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
@@ -255,8 +255,8 @@ def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunC
     op = node.op
     if op is None:
         return None
-    if node.forms and run_config is not None:
-        op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
+    if node.ops_by_form and run_config is not None:
+        op = node.ops_by_form.get(run_config.execution.form(("", *node.ops_by_form), run_config.workload), op)
     return CountedOp(op, node_roles, run_config)
 
 
@@ -285,7 +285,7 @@ def cost_by_kind(
     """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
     for node_position in root_node.walk(run_config):
-        if node_position.optional and node_position.optional not in included_parts:
+        if node_position.optional_part and node_position.optional_part not in included_parts:
             continue
         cost_of_node = times(node_position.cost_of_operation(cost), node_position.copies)
         if not is_zero(cost_of_node):

@@ -14,21 +14,21 @@ class Value:
     axes: the axes of one row.
     view_source: the value that it is a view of; None if it is not a view.
     is_constant: whether it is computed from no parameter, so that no gradient flows through it.
-    cache: the name of the cache that it was read from, together with rows of earlier passes; empty if it was not.
-    unrepeated: for keys and values that are repeated for each query head, the value before repeating.
+    cache_name: the name of the cache that it was read from, together with rows of earlier passes; empty if it was not.
+    unrepeated_value: for keys and values that are repeated for each query head, the value before repeating.
     """
 
-    __slots__ = ("_width", "axes", "cache", "is_constant", "rows", "unrepeated", "view_source")
+    __slots__ = ("_width", "axes", "cache_name", "is_constant", "rows", "unrepeated_value", "view_source")
 
     def __init__(
-        self, rows: Rows, axes: Shape, view_source: Value | None = None, is_constant: bool = False, cache: str = ""
+        self, rows: Rows, axes: Shape, view_source: Value | None = None, is_constant: bool = False, cache_name: str = ""
     ) -> None:
         self.rows: Rows = rows
         self.axes: Shape = axes
         self.view_source: Value | None = view_source
         self.is_constant: bool = is_constant
-        self.cache: str = cache
-        self.unrepeated: Value | None = None
+        self.cache_name: str = cache_name
+        self.unrepeated_value: Value | None = None
         self._width: Number = None
 
     @property
@@ -40,7 +40,7 @@ class Value:
 
     def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
-        return Value(self.rows if new_rows is None else new_rows, axes, self, self.is_constant, self.cache)
+        return Value(self.rows if new_rows is None else new_rows, axes, self, self.is_constant, self.cache_name)
 
     @property
     def storage(self) -> Value:
@@ -55,14 +55,14 @@ class Weight:
     """A trained tensor. The first operation that uses the weight counts it; later operations tie to it.
 
     output_axes, input_axes: the axes of its output and of its input.
-    is_counted: whether a step uses it, and counts it. tied: whether a second step uses it.
+    is_counted: whether a step uses it, and counts it. is_tied: whether a second step uses it.
     """
 
-    __slots__ = ("input_axes", "is_counted", "name", "output_axes", "tied")
+    __slots__ = ("input_axes", "is_counted", "is_tied", "name", "output_axes")
 
     def __init__(self, weight_name: str, output_axes: Shape, input_axes: Shape) -> None:
         self.name: str = weight_name
         self.output_axes: Shape = output_axes
         self.input_axes: Shape = input_axes
         self.is_counted: bool = False
-        self.tied: bool = False
+        self.is_tied: bool = False

@@ -28,7 +28,7 @@ from ..parallel.rank_program import cached_rank_program, representative_stage, r
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
-from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
+from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -235,7 +235,9 @@ class PeakEstimate:
             [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
             for stack_scope in parent_scopes
         ]
-        return [layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in layer_kinds(layer_scopes)]
+        return [
+            layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in types_of_layers(layer_scopes)
+        ]
 
     @cached_property
     def experts(self) -> int:
@@ -488,7 +490,9 @@ class PeakEstimate:
         """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
-        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.included_parts]
+        tree_nodes = [
+            node for node in node_tree.walk() if not node.optional_part or node.optional_part in self.included_parts
+        ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
         parameter_count = node_tree.total(count_parameters, include=self.included_parts)

@@ -190,7 +190,7 @@ class Cluster:
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         if self.trains:
             device_memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
-            device_memory = replace(device_memory, host=(*device_memory.host, *self._host_terms))
+            device_memory = replace(device_memory, host_terms=(*device_memory.host_terms, *self._host_terms))
         else:
             check_serving(self.layout, self.framework)
             device_memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))

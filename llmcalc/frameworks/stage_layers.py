@@ -18,7 +18,7 @@ class StageLayers:
 
     def set_repeats(self, layer_repeats: int | None) -> None:
         """States how many repeats of its pattern of layers the stage runs; None for all layers."""
-        self._lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
+        self._lowering.run_repeats_by_stack = {} if layer_repeats is None else {0: layer_repeats}
 
     @cached_property
     def stack(self) -> LayerStack | None:

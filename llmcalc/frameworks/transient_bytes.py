@@ -211,11 +211,11 @@ def _step_peak(
     gradients = [empty(memory_meter, tensor_shape, gradient_type) for _ in parameters]
     start_bytes = 0
     for _ in range(2):  # the first step allocates the optimizer's states
-        start_bytes = memory_meter.now
+        start_bytes = memory_meter.live_bytes
         memory_meter.restart()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_gradient_copies else gradient
         training_config.step_optimizer(autograd_graph, parameters)
         for parameter in parameters:
             parameter.gradient = None
-    return memory_meter.peak - start_bytes
+    return memory_meter.peak_bytes - start_bytes

@@ -166,9 +166,9 @@ class ConformerAttentionCore(AttentionCore):
 
 @frozen(slots=True)
 class KVCache(Op):
-    """The KV cache of attention: `width` elements per token, for the last `limit` tokens or for all tokens.
+    """The KV cache of attention: `width` elements per token, for the last `token_limit` tokens or for all tokens.
 
-    kind: the kind that `llmcalc kv` lists it under.
+    cache_kind: the kind that `llmcalc kv` lists it under.
     rows: the rows that are cached; the encoder's are computed once.
     vector_shapes: (heads, size) of the keys, of the values and of anything else that is cached; if empty, one vector of
         `width`.
@@ -177,8 +177,8 @@ class KVCache(Op):
     effects = CACHE
 
     width: Number
-    kind: str
-    limit: Number = None
+    cache_kind: str
+    token_limit: Number = None
     rows: Rows = TOKENS
     vector_shapes: tuple[tuple[Number, Number], ...] = ()
 
@@ -189,8 +189,8 @@ class KVCache(Op):
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
         tokens = run_config.available_rows(self.rows)
-        if self.limit is not None:
-            tokens = minimum(tokens, self.limit)
+        if self.token_limit is not None:
+            tokens = minimum(tokens, self.token_limit)
         return run_config.batch * tokens * self.width * kv_bits
 
 

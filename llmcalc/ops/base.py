@@ -92,7 +92,7 @@ class Weight(Op):
     heads: the number of heads with a part each, shaped [heads, 1, size / heads]; None for none.
     rows: the number of vectors, shaped [rows, size / rows], or with heads [rows, heads, size / (rows · heads)]; None
         for one vector.
-    frozen: whether training sets it by a rule of its own, without a gradient.
+    is_frozen: whether training sets it by a rule of its own, without a gradient.
     """
 
     effects = PARAMS
@@ -100,7 +100,7 @@ class Weight(Op):
     size: Number
     heads: Number = None
     rows: Number = None
-    frozen: bool = False
+    is_frozen: bool = False
 
     def params(self) -> Number:
         return self.size

@@ -71,11 +71,16 @@ class HashRotations(Op):
 
     heads: Number
     size: Number
-    hashes: Number
+    hash_count: Number
     direction_count: Number
-    block: Number
+    block_size: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        products_per_row = self.heads * self.size * self.hashes * self.direction_count
-        return 2 * run_config.rows(self.rows) * products_per_row * is_above(run_config.new_rows(self.rows), self.block)
+        products_per_row = self.heads * self.size * self.hash_count * self.direction_count
+        return (
+            2
+            * run_config.rows(self.rows)
+            * products_per_row
+            * is_above(run_config.new_rows(self.rows), self.block_size)
+        )

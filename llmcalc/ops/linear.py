@@ -40,8 +40,9 @@ class Linear(Op):
 
     bias: whether it has a bias, false by default.
     rows: the rows of x.
-    tied: whether the weight belongs to another node; the bias is its own. False by default.
-    constant: whether x is computed from no parameter, so that the backward pass computes only dW; false by default.
+    is_tied: whether the weight belongs to another node; the bias is its own. False by default.
+    has_constant_input: whether x is computed from no parameter, so that the backward pass computes only dW; false by
+        default.
     """
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
@@ -50,15 +51,15 @@ class Linear(Op):
     n_out: Number
     bias: bool = False
     rows: Rows = TOKENS
-    tied: bool = False
-    constant: bool = False
+    is_tied: bool = False
+    has_constant_input: bool = False
 
     def params(self) -> Number:
-        weight = 0 if self.tied else self.n_in * self.n_out
+        weight = 0 if self.is_tied else self.n_in * self.n_out
         return add(weight, self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
+        weight = () if self.is_tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
     def forward_flops(self, run_config: RunConfig) -> Number:
@@ -67,7 +68,7 @@ class Linear(Op):
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dW over all rows, and of dx over the rows that depend on parameters."""
         row_count = run_config.rows(self.rows)
-        gradient_rows = 0 if self.constant else row_count - run_config.constant_rows(self.rows)
+        gradient_rows = 0 if self.has_constant_input else row_count - run_config.constant_rows(self.rows)
         return 2 * add(row_count, gradient_rows) * self.n_in * self.n_out
 
 

@@ -65,29 +65,32 @@ class IdentityExperts(Op):
 
 @frozen(slots=True)
 class BlockLinear(Op):
-    """A block-diagonal linear layer: each of `blocks` blocks maps one slice of x to one slice of y.
+    """A block-diagonal linear layer: each of `block_count` blocks maps one slice of x to one slice of y.
 
     W: [blocks, n_out / blocks, n_in / blocks].
     """
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
-    blocks: Number
+    block_count: Number
     n_in: Number
     n_out: Number
     bias: bool = False
     rows: Rows = TOKENS
 
     def params(self) -> Number:
-        return add(exact_div(self.n_in * self.n_out, self.blocks), self.n_out if self.bias else 0)
+        return add(exact_div(self.n_in * self.n_out, self.block_count), self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        inputs_per_block, outputs_per_block = exact_div(self.n_in, self.blocks), exact_div(self.n_out, self.blocks)
-        weight = ParamTensor((self.blocks, outputs_per_block, inputs_per_block), "matrix")
-        return (weight, ParamTensor((self.blocks, outputs_per_block), "vector")) if self.bias else (weight,)
+        inputs_per_block, outputs_per_block = (
+            exact_div(self.n_in, self.block_count),
+            exact_div(self.n_out, self.block_count),
+        )
+        weight = ParamTensor((self.block_count, outputs_per_block, inputs_per_block), "matrix")
+        return (weight, ParamTensor((self.block_count, outputs_per_block), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
+        return 2 * run_config.rows(self.rows) * exact_div(self.n_in * self.n_out, self.block_count)
 
 
 @frozen(slots=True)
@@ -96,13 +99,13 @@ class Product(Op):
 
     effects = FLOPS
 
-    outer: Number
-    inner: Number
-    columns: Number
+    row_count: Number
+    inner_size: Number
+    column_count: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * self.outer * self.inner * self.columns
+        return 2 * run_config.rows(self.rows) * self.row_count * self.inner_size * self.column_count
 
 
 @frozen(slots=True)
@@ -155,12 +158,12 @@ class ResidualStreamMix(Op):
 
     effects = FLOPS
 
-    streams: Number
+    stream_count: Number
     width: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * self.streams * self.streams * self.width
+        return 2 * run_config.rows(self.rows) * self.stream_count * self.stream_count * self.width
 
 
 @frozen(slots=True)
@@ -190,11 +193,11 @@ class Conv1d(Op):
     padding: the number of further outputs that a pass from the first token computes and cuts off (kernel − 1 with zeros
         on both sides, as in most implementations), 0 by default; a pass that continues from a cached state computes
         none.
-    constant: whether x is computed from no parameter, as in `Linear`; false by default.
-    overlap: the number of outputs before the new rows that every pass computes, as input of another convolution; 0 by
-        default.
+    has_constant_input: whether x is computed from no parameter, as in `Linear`; false by default.
+    overlap_outputs: the number of outputs before the new rows that every pass computes, as input of another
+        convolution; 0 by default.
     rows: the rows of the output.
-    shared: the number of outputs that have one filter, 1 by default.
+    outputs_per_filter: the number of outputs that have one filter, 1 by default.
     """
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
@@ -205,27 +208,27 @@ class Conv1d(Op):
     groups: Number = 1
     bias: bool = False
     padding: Number = 0
-    constant: bool = False
-    overlap: Number = 0
+    has_constant_input: bool = False
+    overlap_outputs: Number = 0
     rows: Rows = TOKENS
-    shared: Number = 1
+    outputs_per_filter: Number = 1
 
     def params(self) -> Number:
-        weight = exact_div(self.n_out, self.shared) * exact_div(self.n_in, self.groups) * self.kernel
+        weight = exact_div(self.n_out, self.outputs_per_filter) * exact_div(self.n_in, self.groups) * self.kernel
         return add(weight, self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        filter_count = exact_div(self.n_out, self.shared)
+        filter_count = exact_div(self.n_out, self.outputs_per_filter)
         weight = ParamTensor((filter_count, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        output_rows = add(run_config.new_rows(self.rows), self.overlap)
+        output_rows = add(run_config.new_rows(self.rows), self.overlap_outputs)
         output_rows = output_rows if run_config.has_earlier_tokens(self.rows) else add(output_rows, self.padding)
         return 2 * run_config.batch * output_rows * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(run_config)
+        return (1 if self.has_constant_input else 2) * self.forward_flops(run_config)
 
 
 @frozen(slots=True)
@@ -254,8 +257,8 @@ class TableScores(Op):
 
     heads: Number
     head_dim: Number
-    table: TableRows
+    table_rows: TableRows
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * run_config.new_rows(self.table)
+        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * run_config.new_rows(self.table_rows)

@@ -15,18 +15,18 @@ from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 class State(Op):
     """A recurrent state: `size` elements per sequence, independent of the number of tokens.
 
-    kind: the kind that `llmcalc kv` lists it under.
-    bits: bits per element if the state has its own dtype; None for the cache's.
+    cache_kind: the kind that `llmcalc kv` lists it under.
+    element_bits: bits per element if the state has its own dtype; None for the cache's.
     """
 
     effects = CACHE
 
     size: Number
-    kind: str = "recurrent_state"
-    bits: Number = None
+    cache_kind: str = "recurrent_state"
+    element_bits: Number = None
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        return run_config.batch * self.size * (kv_bits if self.bits is None else self.bits)
+        return run_config.batch * self.size * (kv_bits if self.element_bits is None else self.element_bits)
 
 
 @frozen(slots=True)
@@ -233,11 +233,11 @@ class MatrixMemory(Op):
     heads: Number
     key_dim: Number
     value_dim: Number
-    chunk: Number
+    chunk_size: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
+        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk_size, run_config.new_rows(self.rows)
         token_flops = seq * (4 * key_dim * value_dim + 2 * key_dim)
         chunk_flops = floor_div(seq, chunk) * 2 * chunk * chunk * (key_dim + value_dim)
         return run_config.batch * self.heads * (token_flops + chunk_flops)
@@ -247,7 +247,7 @@ class MatrixMemory(Op):
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
+        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk_size, run_config.new_rows(self.rows)
         chunk_count = floor_div(seq, chunk)
         ends_with_full_chunk = 1 + chunk_count - ceil_div(seq, chunk)
         skipped_flops = (

@@ -15,16 +15,16 @@ from .products import IdentityExperts
 class LinearOnRank(Linear):
     """A linear layer with an unsharded weight, which each tensor-parallel rank runs on a part of the tokens.
 
-    ranks: how many ranks divide the tokens.
+    rank_count: how many ranks divide the tokens.
     """
 
-    ranks: Number = 1
+    rank_count: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(Linear.forward_flops(self, run_config), self.ranks)
+        return _divided_by_ranks(Linear.forward_flops(self, run_config), self.rank_count)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(Linear.backward_flops(self, run_config), self.ranks)
+        return _divided_by_ranks(Linear.backward_flops(self, run_config), self.rank_count)
 
 
 @frozen(slots=True)
@@ -33,18 +33,18 @@ class ExpertLinearOnRank(ExpertLinear):
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 
-    ranks: over how many ranks the experts are divided.
+    rank_count: over how many ranks the experts are divided.
     ranks_per_expert: over how many ranks one expert is divided.
     tensor_ranks: how many ranks of a tensor group share their tokens.
     """
 
-    ranks: Number = 1
+    rank_count: Number = 1
     ranks_per_expert: Number = 1
     tensor_ranks: Number = 1
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
-        params = _divided_by_ranks(self.top_k * self.expert_params(), self.ranks)
+        params = _divided_by_ranks(self.top_k * self.expert_params(), self.rank_count)
         return params.__floor__() if isinstance(params, Fraction) else params
 
     def forward_flops(self, run_config: RunConfig) -> Number:
@@ -57,16 +57,16 @@ class ExpertLinearOnRank(ExpertLinear):
 class IdentityExpertsOnRank(IdentityExperts):
     """The identity experts of a rank whose other experts are sharded. expert_layers: the linear layers of all experts.
 
-    ranks: over how many ranks the real experts are divided, each of them whole or in parts.
+    rank_count: over how many ranks the real experts are divided, each of them whole or in parts.
     """
 
-    ranks: Number = 1
+    rank_count: Number = 1
 
     def max_skipped_params(self) -> Number:
-        return floor_div(IdentityExperts.max_skipped_params(self), self.ranks)
+        return floor_div(IdentityExperts.max_skipped_params(self), self.rank_count)
 
     def mean_skipped_params(self) -> Number:
-        return floor_div(IdentityExperts.mean_skipped_params(self), self.ranks)
+        return floor_div(IdentityExperts.mean_skipped_params(self), self.rank_count)
 
 
 def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:

@@ -299,7 +299,7 @@ class EntryCache(Op):
     width: Number
     tokens_per_entry: Number
     pending_width: Number
-    kind: str = COMPRESSED
+    cache_kind: str = COMPRESSED
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
@@ -314,7 +314,8 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class PendingEntryCache(Op):
-    """A cache of the last `rate` tokens for the next compressed entry: `width` elements and weights per token.
+    """A cache of the last `tokens_per_entry` tokens for the next compressed entry: `width` elements and weights per
+    token.
 
     It is empty before the first full window (DeepSeek-V4).
     """
@@ -322,10 +323,10 @@ class PendingEntryCache(Op):
     effects = CACHE
 
     width: Number
-    rate: Number
-    kind: str = COMPRESSED
+    tokens_per_entry: Number
+    cache_kind: str = COMPRESSED
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        window_count = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
-        return run_config.batch * window_count * 2 * self.rate * self.width * kv_bits
+        window_count = minimum(floor_div(run_config.available_rows(self.rows), self.tokens_per_entry), 1)
+        return run_config.batch * window_count * 2 * self.tokens_per_entry * self.width * kv_bits

@@ -223,7 +223,7 @@ def _pipeline_messages(
     sent_values: tuple[Value | None, ...] = ()
     if stage_chunk.stage is not None:
         program, stage = stage_chunk.program, stage_chunk.stage
-        sent_values = (None if stage.has_head else program.exit, None if stage.has_embedding else program.entry)
+        sent_values = (None if stage.has_head else program.exit, None if stage.has_embedding else program.stage_input)
     for sent_value in sent_values:
         if sent_value is not None:
             message_bytes = run_config.rows(sent_value.rows) * sent_value.width * element_bytes // token_ranks
@@ -265,7 +265,7 @@ def _tensor_group_messages(
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for weight_shard in partial_sum_shards:
-            message_count = weight_shard.count * (stage_chunk.micro_batches if layout.pp == 1 else 1)
+            message_count = weight_shard.module_count * (stage_chunk.micro_batches if layout.pp == 1 else 1)
             yield Message("tp", layout.tp, "all_reduce", weight_shard.tensor.size * element_bytes, message_count)
 
 

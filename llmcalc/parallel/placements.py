@@ -100,7 +100,7 @@ class PlacementTracker:
     layout: the layout.
     run_config: the run, with the tokens of one rank of a sequence.
     element_bytes: bytes per element.
-    include: optional parts of the model that run, none by default.
+    included_parts: optional parts of the model that run, none by default.
     regathers: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
         tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     recompute: the recomputation in the backward pass, whose messages are sent again; none by default.
@@ -113,7 +113,7 @@ class PlacementTracker:
     layout: Layout
     run_config: RunConfig
     element_bytes: int = 2
-    include: frozenset[str] = frozenset()
+    included_parts: frozenset[str] = frozenset()
     regathers: bool = False
     recompute: Recompute = NONE
     placements: dict[int, Placement] = field(default_factory=dict)
@@ -125,10 +125,10 @@ class PlacementTracker:
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.
         """
-        self.where: str = ""
-        self.repeats: int = 1
+        self.node_path: str = ""
+        self.repeat_count: int = 1
         self.has_gradient: bool = True
-        self.last_saved: int = 0
+        self.messages_before_last_saved: int = 0
         self._run_items(program.root.items, "", 1)
         return self.messages
 
@@ -153,7 +153,7 @@ class PlacementTracker:
                 continue
             item_attributes = program_item.node_fields
             if item_attributes.get("role") in NEVER_RUN or (
-                item_attributes.get("optional") and item_attributes["optional"] not in self.include
+                item_attributes.get("optional") and item_attributes["optional"] not in self.included_parts
             ):
                 continue
             item_path = (
@@ -161,11 +161,11 @@ class PlacementTracker:
                 if module_path and program_item.name
                 else module_path or program_item.name
             )
-            self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeat_count
+            self.node_path, self.repeat_count = item_path or getattr(program_item, "verb", ""), repeat_count
             if isinstance(program_item, Step):
                 self._run_step(program_item)
                 if program_item.verb not in KEEPS_NOTHING:
-                    self.last_saved = len(self.messages)
+                    self.messages_before_last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeat_count, item_attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
@@ -174,7 +174,7 @@ class PlacementTracker:
             first_message_index = len(self.messages)
             self._run_items(program_item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
-            self.where, self.repeats = item_path, scope_repeats
+            self.node_path, self.repeat_count = item_path, scope_repeats
             if program_item.first_input is not None and program_item.output is not None:
                 self._reduce_partial_sum(program_item.output)
             if item_attributes.get("kind") == "layer":
@@ -194,10 +194,10 @@ class PlacementTracker:
             return
         if recompute.saved_operations or recompute.nodes:
             raise InputError(
-                f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
+                f"--recompute: what ranks send again in {self.node_path} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        end_message_index = len(self.messages) if recompute.reentrant else self.last_saved
+        end_message_index = len(self.messages) if recompute.reentrant else self.messages_before_last_saved
         layer_indices, layer_repeats = layer.node_fields["indices"], layer.node_fields["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message_index:end_message_index]:
@@ -228,9 +228,9 @@ class PlacementTracker:
         message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.element_bytes
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
-        repetitions = times(self.repeats, message_count)
+        repetitions = times(self.repeat_count, message_count)
         self.messages.append(
-            Collective(self.where, collective_kind, process_group, ranks, is_backward, message_bytes, repetitions)
+            Collective(self.node_path, collective_kind, process_group, ranks, is_backward, message_bytes, repetitions)
         )
 
     def _gather_whole_value(self, recorded_value: Value, process_group: Group = "tp") -> None:
@@ -334,11 +334,11 @@ class PlacementTracker:
             or k.rows != q.rows
         ):
             raise InputError(
-                f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
+                f"--cp {self.layout.cp}: {self.node_path} reads the tokens of all ranks of a sequence, which is not "
                 "modelled; expected --cp 1"
             )
         key_width, value_width = (
-            recorded_value.width if recorded_value.unrepeated is None else recorded_value.unrepeated.width
+            recorded_value.width if recorded_value.unrepeated_value is None else recorded_value.unrepeated_value.width
             for recorded_value in (k, v)
         )
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
@@ -397,7 +397,7 @@ class PlacementTracker:
             row_values = []
         if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
             raise InputError(
-                f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
+                f"--sequence-parallel: {self.node_path} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
         if operation.input_values and not all(

@@ -109,13 +109,13 @@ class RankModel(ModelSpec):
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_position in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
-                node_position.use is None
-                or undivided_position.use is None
-                or (node_position.optional and node_position.optional not in extra_part_names)
+                node_position.counted_op is None
+                or undivided_position.counted_op is None
+                or (node_position.optional_part and node_position.optional_part not in extra_part_names)
             ):
                 continue
             for tensor, undivided_tensor in zip(
-                node_position.use.tensors(), undivided_position.use.tensors(), strict=True
+                node_position.counted_op.tensors(), undivided_position.counted_op.tensors(), strict=True
             ):
                 if self._is_copied_on_tp_ranks(node_position, tensor.size, undivided_tensor.size):
                     parameters_by_component[node_position.kind] = parameters_by_component.get(
@@ -129,7 +129,7 @@ class RankModel(ModelSpec):
         """Whether tensor-parallel ranks have equal tensors. element_count, undivided_count: on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
-            return bool(op.ranks * op.ranks_per_expert < tp)
+            return bool(op.rank_count * op.ranks_per_expert < tp)
         # the last part of a vocabulary may be shorter
         if node_position.kind in ("embedding", "lm_head") and element_count != undivided_count:
             return False
@@ -211,10 +211,10 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
-        form_name: _divide_op_tokens(op_form, undivided_node.forms[form_name], layout)
-        for form_name, op_form in node.forms.items()
+        form_name: _divide_op_tokens(op_form, undivided_node.ops_by_form[form_name], layout)
+        for form_name, op_form in node.ops_by_form.items()
     }
-    return replace(node, children=children, op=op, forms=op_forms)
+    return replace(node, children=children, op=op, ops_by_form=op_forms)
 
 
 def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
@@ -227,14 +227,14 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
         return ExpertLinearOnRank(
-            **_op_fields(op), ranks=layout.ep, ranks_per_expert=layout.expert_tp, tensor_ranks=layout.tp
+            **_op_fields(op), rank_count=layout.ep, ranks_per_expert=layout.expert_tp, tensor_ranks=layout.tp
         )
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityExpertsOnRank(
             undivided_op.identity_count, undivided_op.expert_layers, layout.ep * layout.expert_tp
         )
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearOnRank(**_op_fields(op), ranks=layout.tp)
+        return LinearOnRank(**_op_fields(op), rank_count=layout.tp)
     return op
 
 

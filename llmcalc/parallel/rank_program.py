@@ -28,16 +28,16 @@ from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
 from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage, check_divided_heads
 
-TENSOR = frozenset(
+TENSOR_PARALLEL_AXES = frozenset(
     {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
 )
 """The axes that tensor parallelism divides."""
 
-COPIED = frozenset({"kv_heads", "block_index_heads"})
+COPIED_AXES = frozenset({"kv_heads", "block_index_heads"})
 """Axes of which ranks have copies where there are more ranks: each has the heads that its query heads read (vLLM,
 `QKVParallelLinear`, `MinimaxM3QKVParallelLinearWithIndexer`)."""
 
-FIELDS = {
+FIELD_OF_AXIS = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
     "key_heads": "linear_num_key_heads",
@@ -54,7 +54,7 @@ FIELDS = {
 NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "add_output"})
 """Verbs of the recorder that compute nothing."""
 
-SUMS = frozenset({"linear", "experts", "again"})
+SUMMING_VERBS = frozenset({"linear", "experts", "again"})
 """Verbs whose output is a sum over the axes of the input."""
 
 NEAR_ROWS = frozenset({"vocab"})
@@ -63,10 +63,10 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @frozen(slots=True)
 class AxisShard(Axis):
-    """One rank's shard of an axis. full_size: the length before sharding. degree: the number of ranks."""
+    """One rank's shard of an axis. full_size: the length before sharding. rank_count: the number of ranks."""
 
     full_size: Number = None
-    degree: int = 1
+    rank_count: int = 1
 
 
 def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
@@ -82,7 +82,7 @@ def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
 def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
-        isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
+        isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.rank_count > axis.full_size
         for axis in axes_with_concatenated_parts(shape)
         if axis.name not in NEAR_ROWS
     )
@@ -94,7 +94,7 @@ def is_divided(shape: Shape) -> bool:
         if isinstance(axis, JoinedShapes):
             if any(map(is_divided, axis.shapes)):
                 return True
-        elif isinstance(axis, AxisShard) and axis.degree > 1:
+        elif isinstance(axis, AxisShard) and axis.rank_count > 1:
             return True
     return False
 
@@ -115,7 +115,7 @@ class RankAxes:
         """Returns the number of ranks that divide an axis of this name."""
         if axis_name == "expert_ffn":
             return self.layout.expert_tp
-        return self.layout.tp if axis_name in TENSOR else 1
+        return self.layout.tp if axis_name in TENSOR_PARALLEL_AXES else 1
 
     def axis_on_rank(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
@@ -142,12 +142,12 @@ class RankAxes:
             )
         # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
         is_single_group = axis.name == "groups" and axis_size == 1
-        if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
+        if is_single_group or (axis.name in COPIED_AXES and degree > axis_size and degree % axis_size == 0):
             return AxisShard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
             option_name = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
             expected_degrees = ", ".join(map(str, divisors(axis_size, 4 * degree)))
-            field_name = FIELDS.get(axis.name, axis.name)
+            field_name = FIELD_OF_AXIS.get(axis.name, axis.name)
             raise ImpossibleLayout(
                 f"{option_name} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
             )
@@ -186,7 +186,7 @@ class RankFlow(Flow):
 
     rank_axes: the rank's part of each axis.
     stage: the stage whose layers are recorded; None for all layers.
-    entry: the input of the stage's first layer, which another rank sends.
+    stage_input: the input of the stage's first layer, which another rank sends.
     exit: the output of the stage's last layer.
     layer_items: the program items of the stage's layers.
     path: names of the modules around the current position.
@@ -220,7 +220,7 @@ class RankFlow(Flow):
             ):
                 divided_axes.update(axes_with_concatenated_parts(shape))
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
-        return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
+        return all(axis.size * axis.rank_count == axis.full_size for axis in row_axes)
 
     def part_on_rank(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
@@ -270,11 +270,11 @@ class RankFlow(Flow):
             if is_view and is_divided(recorded_value.axes) != is_divided(recorded_value.storage.axes):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
             for axis in axes_with_concatenated_parts(recorded_value.axes):
-                shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
+                shard_degree = axis.rank_count if isinstance(axis, AxisShard) else 1
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
-                    axis_label = FIELDS.get(axis.name, axis.name)
+                    axis_label = FIELD_OF_AXIS.get(axis.name, axis.name)
                     raise self._unmodelled_error(verb, step_name, f"joins a part of {axis_label} with all of it")
-        if verb in SUMS and inputs and is_divided(inputs[0].axes) and is_divided(outputs[0].axes):
+        if verb in SUMMING_VERBS and inputs and is_divided(inputs[0].axes) and is_divided(outputs[0].axes):
             raise self._unmodelled_error(verb, step_name, "reads divided values and makes divided ones")
 
     def _unmodelled_error(self, verb: str, step_name: str, refusal_reason: str) -> InputError:
@@ -369,8 +369,8 @@ class RankFlow(Flow):
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
         first_item_index = self.layer_items.start if self.layer_items.stop else len(self.root.items)
-        if self.entry is None and not self.stage.has_embedding:
-            x = self.entry = Value(x.rows, x.axes)
+        if self.stage_input is None and not self.stage.has_embedding:
+            x = self.stage_input = Value(x.rows, x.axes)
         self.exit = (
             super().layers(x, run, len(stage_layer_indices), stage_layer_indices, layers_name, **node_fields)
             if stage_layer_indices
@@ -413,7 +413,7 @@ class RankFlow(Flow):
             self.result = self.exit
         computed_storage_ids = {
             id(scope.first_layer_output) for scope in self.root.scopes() if scope.first_layer_output is not None
-        } | {id(self.entry)}
+        } | {id(self.stage_input)}
         for operation in self.root.steps(includes_idle=False):
             for recorded_value in operation.input_values:
                 if (
@@ -512,7 +512,7 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
         if operation.verb != "attention":
             continue
         source_values = [
-            recorded_value if recorded_value.unrepeated is None else recorded_value.unrepeated
+            recorded_value if recorded_value.unrepeated_value is None else recorded_value.unrepeated_value
             for recorded_value in operation.input_values[:2]
         ]
         head_counts = [

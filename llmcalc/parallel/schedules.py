@@ -345,15 +345,15 @@ class PassDurations(NamedTuple):
     """The durations of one chunk's passes in any unit, equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
-    send: duration of a message between ranks, 0 by default.
-    overlapped: duration of a forward and a backward pass at once; by default as long as one after the other.
+    send_time: duration of a message between ranks, 0 by default.
+    overlapped_time: duration of a forward and a backward pass at once; by default as long as one after the other.
     """
 
     forward: float = 1
     backward_inputs: float = 1
     backward_weights: float = 1
-    send: float = 0
-    overlapped: float | None = None
+    send_time: float = 0
+    overlapped_time: float | None = None
 
     def duration(self, pass_kind: Kind) -> float:
         """Returns the duration of a single action."""
@@ -364,7 +364,7 @@ class PassDurations(NamedTuple):
 
     def overlapped_duration(self) -> float:
         """Returns the duration of a forward and a backward pass that overlap."""
-        return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
+        return self.duration("F") + self.duration("B") if self.overlapped_time is None else self.overlapped_time
 
 
 class ActionSpan(NamedTuple):
@@ -426,13 +426,15 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
     Raises `Deadlock` where ranks wait for ever.
     """
     simulation = _StepSimulation(pipeline, pass_durations or PassDurations())
-    while simulation.ready:
-        simulation.advance(simulation.ready.pop())
+    while simulation.ready_ranks:
+        simulation.advance(simulation.ready_ranks.pop())
     for rank, rank_actions in enumerate(pipeline.actions_by_rank):
-        if len(simulation.spans[rank]) < len(rank_actions):
-            raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans[rank])]}")
-    outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
-    return Timetable(pipeline, simulation.costs, tuple(map(tuple, simulation.spans)), outputs, gradients)
+        if len(simulation.spans_by_rank[rank]) < len(rank_actions):
+            raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans_by_rank[rank])]}")
+    outputs, gradients = tuple(simulation.sent_counts["F"]), tuple(simulation.sent_counts["B"])
+    return Timetable(
+        pipeline, simulation.pass_durations, tuple(map(tuple, simulation.spans_by_rank)), outputs, gradients
+    )
 
 
 StagePass: TypeAlias = tuple[Kind, int]
@@ -446,17 +448,17 @@ class _StepSimulation:
     last_stage: the index of the last stage's first pass.
     first_pass: per rank and chunk, the index of the chunk's first pass.
     durations: per kind, how long an action takes alone.
-    spans: per rank, the actions that have run.
-    sent: per kind and rank, the messages sent to other ranks.
-    ready: ranks that may go on.
-    free: per rank, the time at which its last action ended.
-    ended: pass → the time at which it ended.
-    arrives: pass → the time at which the next stage's rank has its result.
-    waiting: pass → the rank that waits for it.
+    spans_by_rank: per rank, the actions that have run.
+    sent_counts: per kind and rank, the messages sent to other ranks.
+    ready_ranks: ranks that may go on.
+    free_times: per rank, the time at which its last action ended.
+    end_times: pass → the time at which it ended.
+    arrival_times: pass → the time at which the next stage's rank has its result.
+    waiting_ranks: pass → the rank that waits for it.
     """
 
     def __init__(self, pipeline: Pipeline, pass_durations: PassDurations) -> None:
-        self.pipeline, self.costs = pipeline, pass_durations
+        self.pipeline, self.pass_durations = pipeline, pass_durations
         ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
         self.first_pass = [
@@ -464,31 +466,31 @@ class _StepSimulation:
             for rank in range(ranks)
         ]
         self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(Kind)}
-        self.spans: list[list[ActionSpan]] = [[] for _ in range(ranks)]
-        self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
-        self.ready, self.free = list(range(ranks)), [0.0] * ranks
-        self.ended: dict[StagePass, float] = {}
-        self.arrives: dict[StagePass, float] = {}
-        self.waiting: dict[StagePass, int] = {}
+        self.spans_by_rank: list[list[ActionSpan]] = [[] for _ in range(ranks)]
+        self.sent_counts: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
+        self.ready_ranks, self.free_times = list(range(ranks)), [0.0] * ranks
+        self.end_times: dict[StagePass, float] = {}
+        self.arrival_times: dict[StagePass, float] = {}
+        self.waiting_ranks: dict[StagePass, int] = {}
 
     def advance(self, rank: int) -> None:
         """Runs a rank's actions until it must wait for another rank."""
-        rank_actions, next_index = self.pipeline.actions_by_rank[rank], len(self.spans[rank])
+        rank_actions, next_index = self.pipeline.actions_by_rank[rank], len(self.spans_by_rank[rank])
         while next_index < len(rank_actions):
             overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].is_overlapped]
-            start_time = self.free[rank]
+            start_time = self.free_times[rank]
             for action in overlapped_actions:
                 required_pass, ready_time = self.awaited_pass(action, rank)
                 if ready_time is None:
-                    self.waiting[required_pass] = rank
+                    self.waiting_ranks[required_pass] = rank
                     return
                 start_time = max(start_time, ready_time)
             end_time = start_time + (
-                self.costs.overlapped_duration()
+                self.pass_durations.overlapped_duration()
                 if len(overlapped_actions) > 1
                 else self.durations[overlapped_actions[0].pass_kind]
             )
-            self.free[rank] = end_time
+            self.free_times[rank] = end_time
             for action in overlapped_actions:
                 self.finish(action, rank, start_time, end_time)
             next_index += len(overlapped_actions)
@@ -500,24 +502,24 @@ class _StepSimulation:
         required_pass: StagePass
         if pass_kind == "F":  # the output of the previous stage
             required_pass = ("F", pass_index - self.micro_batches)
-            return required_pass, 0.0 if first_pass == 0 else self.arrives.get(required_pass)
+            return required_pass, 0.0 if first_pass == 0 else self.arrival_times.get(required_pass)
         if pass_kind == "W":
             required_pass = ("I", pass_index)
-            return required_pass, self.ended.get(required_pass)
+            return required_pass, self.end_times.get(required_pass)
         required_pass = ("F", pass_index)  # the forward pass of this stage, and the gradient from the next stage
-        if first_pass < self.last_stage and required_pass in self.ended:
+        if first_pass < self.last_stage and required_pass in self.end_times:
             required_pass = ("B", pass_index + self.micro_batches)
-            return required_pass, self.arrives.get(required_pass)
-        return required_pass, self.ended.get(required_pass)
+            return required_pass, self.arrival_times.get(required_pass)
+        return required_pass, self.end_times.get(required_pass)
 
     def finish(self, action: PassAction, rank: int, start_time: float, end_time: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
         first_pass = self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
-        if (action.pass_kind, pass_index) in self.ended:
+        if (action.pass_kind, pass_index) in self.end_times:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.pass_kind, pass_index] = end_time
-        self.spans[rank].append(ActionSpan(action, start_time, end_time))
+        self.end_times[action.pass_kind, pass_index] = end_time
+        self.spans_by_rank[rank].append(ActionSpan(action, start_time, end_time))
         if action.pass_kind == "W":
             return
         direction: Kind = "F" if action.pass_kind == "F" else "B"
@@ -525,8 +527,10 @@ class _StepSimulation:
         sends_result = False
         if 0 <= receiving_pass <= self.last_stage:
             sends_result = self.pipeline.rank_of(receiving_pass // self.micro_batches, action.micro_batch) != rank
-        self.arrives[direction, pass_index] = end_time + self.costs.send if sends_result else end_time
-        self.sent[direction][rank] += sends_result
-        waiting_rank = self.waiting.pop((direction, pass_index), None)
+        self.arrival_times[direction, pass_index] = (
+            end_time + self.pass_durations.send_time if sends_result else end_time
+        )
+        self.sent_counts[direction][rank] += sends_result
+        waiting_rank = self.waiting_ranks.pop((direction, pass_index), None)
         if waiting_rank is not None:
-            self.ready.append(waiting_rank)
+            self.ready_ranks.append(waiting_rank)

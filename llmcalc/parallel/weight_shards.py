@@ -24,7 +24,7 @@ class WeightShard(NamedTuple):
 
     path: the path of its module.
     tensor: its shape on this rank.
-    count: number of modules of that path, each with one such parameter.
+    module_count: number of modules of that path, each with one such parameter.
     is_expert: whether it belongs to routed experts, whose data-parallel group differs.
     has_partial_gradient: whether the rank applies the whole parameter to its own heads, so that its gradient is a
         partial sum.
@@ -32,14 +32,14 @@ class WeightShard(NamedTuple):
 
     path: Path
     tensor: ParamTensor
-    count: Number
+    module_count: Number
     is_expert: bool
     has_partial_gradient: bool
 
     @property
     def elements(self) -> Number:
         """Elements of this parameter in all `count` modules."""
-        return times(self.tensor.size, self.count)
+        return times(self.tensor.size, self.module_count)
 
 
 @lru_cache(maxsize=256)

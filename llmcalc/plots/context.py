@@ -94,7 +94,7 @@ def _draw_curves(
         ]
         # Past the context that the model was made for:
         ax.plot(CONTEXTS, curve_values, color=line_style.colour, linewidth=1.2, linestyle=":")
-        ax.plot(CONTEXTS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line)
+        ax.plot(CONTEXTS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line_style)
     ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: _tokens_text(curve_value)))
     ax.xaxis.set_minor_locator(NullLocator())

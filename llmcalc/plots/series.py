@@ -14,10 +14,10 @@ SHADES = (1.0, 0.62, 0.35)
 
 
 class CurveStyle(NamedTuple):
-    """The style of a curve. colour: as `#rrggbb`. line: matplotlib's line style."""
+    """The style of a curve. colour: as `#rrggbb`. line_style: matplotlib's line style."""
 
     colour: str
-    line: Any
+    line_style: Any
 
 
 def curve_style(curve_index: int) -> CurveStyle:

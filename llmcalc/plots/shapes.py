@@ -64,7 +64,7 @@ def _draw_curves(
             aspect_ratios,
             curve_values,
             color=line_style.colour,
-            linestyle=line_style.line,
+            linestyle=line_style.line_style,
             linewidth=1.6,
             marker="o",
             markersize=4,

@@ -242,7 +242,7 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     """
     named_checkpoint = known_checkpoint(server.target)
     is_other_model = named_checkpoint is not None and named_checkpoint[0].name != preset.name
-    has_stated_scheme = preset.stored_as is not None or preset.target.partition("?")[0].endswith(".gguf")
+    has_stated_scheme = preset.storage_table is not None or preset.target.partition("?")[0].endswith(".gguf")
     quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
     if quantization_scheme is None:
         return preset, None

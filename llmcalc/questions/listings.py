@@ -34,7 +34,7 @@ FRESH = timedelta(days=180)
 
 def is_stale(preset: Preset, today: date) -> bool:
     """Whether a preset's sources were all read more than `FRESH` before the given day."""
-    return preset.checked is None or today - preset.checked > FRESH
+    return preset.checked_date is None or today - preset.checked_date > FRESH
 
 
 @frozen(repr=False)
@@ -131,8 +131,8 @@ def with_rope_scaling(model_config: dict[str, Any], preset: Preset) -> dict[str,
 
 def with_stored_format(model_config: dict[str, Any], preset: Preset) -> dict[str, Any]:
     """Returns a config with the number format of the published weights, and the table of their quantization."""
-    if preset.stored_as is not None:
-        return model_config | {"quantization_config": dict(preset.stored_as)}
+    if preset.storage_table is not None:
+        return model_config | {"quantization_config": dict(preset.storage_table)}
     return model_config | ({"torch_dtype": preset.dtype} if preset.dtype in ("float16", "float32") else {})
 
 
@@ -157,7 +157,7 @@ def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) ->
     may_miss_tables = target_format == "hf" and preset.config is None and not preset.rope_parameters
     if not may_miss_tables or preset.model.max_position_embeddings is None:
         return ""
-    is_table_unknown = preset.stored_as is None and preset.dtype not in ("bfloat16", "float16", "float32")
+    is_table_unknown = preset.storage_table is None and preset.dtype not in ("bfloat16", "float16", "float32")
     missing_tables = "rope_scaling and quantization_config" if is_table_unknown else "rope_scaling"
     return f"the config has the sizes alone; take {missing_tables}, if the released config has it, from there"
 

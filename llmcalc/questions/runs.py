@@ -217,9 +217,9 @@ class RunQuestion(RunOptions):
             draft_model_bytes = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
-            settings = settings.with_changes(base=base_of_checkpoint(preset.stored_as))
+            settings = settings.with_changes(base=base_of_checkpoint(preset.storage_table))
             if (
-                (preset.stored_as or {}).get("quant_method") in INTEGER_METHODS
+                (preset.storage_table or {}).get("quant_method") in INTEGER_METHODS
                 and settings.keeps_experts_in_16_bits
                 and not settings.lora_experts
                 and preset.model.has_experts

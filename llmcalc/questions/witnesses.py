@@ -58,7 +58,7 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
 
     tensor_match = match_tensors(preset.model, checkpoint)
     return ReportedAnswer(
-        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.ok
+        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.is_complete
     )
 
 

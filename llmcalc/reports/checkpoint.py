@@ -97,7 +97,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
         },
-        "ok": tensor_match.ok,
+        "ok": tensor_match.is_complete,
         "matched": tensor_match.matched_count,
         "missing": [
             {"node": expected_tensor.node, "shape": list(expected_tensor.shape)}
@@ -129,7 +129,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         for expected_tensor in tensor_match.missing
     ]
     table_rows += [row("extra", tensor.name, _shape_text(tensor.shape), None) for tensor in tensor_match.unexpected]
-    verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
+    verdict = "all tensors match the model" if tensor_match.is_complete else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched_count:,} expected tensors found; {len(tensor_match.missing):,} missing, "
         f"{len(tensor_match.unexpected):,} extra, {len(tensor_match.shape_mismatches):,} misshapen"

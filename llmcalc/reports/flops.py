@@ -269,7 +269,7 @@ def _mla_notes(flop_count: FlopCount) -> list[str]:
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
-    has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
+    has_convolution_state = any(isinstance(op, State) and op.cache_kind == "conv_state" for op in ops)
     selects_keys = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if has_convolution_state else []),
@@ -288,7 +288,9 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
     mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
     return list(
         dict.fromkeys(
-            mixer.uncounted_work for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted_work
+            mixer.uncounted_operations
+            for mixer in mixers
+            if isinstance(mixer, TokenMixer) and mixer.uncounted_operations
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import units
-from ..witnesses.measured_modules import ModuleSize, module_data
+from ..witnesses.measured_modules import ModuleTree, module_data
 from .answer import Answer
 from .document import Column, Report, Row, Table, row
 
@@ -18,7 +18,7 @@ COLUMNS = (
 )
 
 
-def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report:
+def report(config_name: str, class_name: str, module_tree: ModuleTree) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
     total_params = module_tree.params
     json_document = {
@@ -52,7 +52,7 @@ def _short_name(module_names: str) -> str:
     return module_names if len(name_list) <= 4 else ",".join((*name_list[:2], "…", name_list[-1]))
 
 
-def _add_rows(table_rows: list[Row], module_size: ModuleSize, repeat_count: int, total_params: int, depth: int) -> None:
+def _add_rows(table_rows: list[Row], module_size: ModuleTree, repeat_count: int, total_params: int, depth: int) -> None:
     repeat_count *= module_size.repeat
     table_rows.append(
         row(
@@ -74,7 +74,7 @@ class MeasuredParams(Answer):
 
     name: str
     cls: str
-    tree: ModuleSize
+    tree: ModuleTree
 
     @property
     def total(self) -> int:

@@ -283,7 +283,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
     )
     table_rows += [row(kind_name, *peak_cells(byte_count)) for kind_name, byte_count in estimated_parts(device)]
     table_rows.append(row("required", *peak_cells(device.device_bytes), is_bold=True, is_sum=True))
-    return columns, [*table_rows, *([row("on the host", *peak_cells(device.host_bytes))] if device.host else [])]
+    return columns, [*table_rows, *([row("on the host", *peak_cells(device.host_bytes))] if device.host_terms else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:

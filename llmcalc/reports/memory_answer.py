@@ -93,7 +93,7 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
         return self
 
     def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
-        return self.memory_on(cuda_runtime)
+        return self.memory_for_runtime(cuda_runtime)
 
     def report(self) -> Report:
         from .memory import report

@@ -42,7 +42,7 @@ def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[M
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
     """Returns the bytes of host memory by term; empty if nothing is on the host."""
-    if not device.host:
+    if not device.host_terms:
         return {}
     host_terms = [
         {
@@ -51,7 +51,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
             "status": memory_term.status,
             "witness": memory_term.witness,
         }
-        for memory_term in device.host
+        for memory_term in device.host_terms
     ]
     return {"host_bytes": device.host_bytes, "host": host_terms}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import units
 from ..components.base import TokenMixer
-from ..components.evidence import nested_parts
+from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
@@ -101,7 +101,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if the training run is counted with another format than that of the checkpoint's weights."""
-    quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
+    quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
     if memory_use.phase != "training" or not quantization_method or quantization_method in (*CONVERTED, "bitsandbytes"):
         return []
@@ -124,10 +124,12 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
     ranks: the ranks per host, each with these terms; default 1.
     """
-    if not device.host:
+    if not device.host_terms:
         return []
-    terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
-    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host_terms)
+    term_sources = dict.fromkeys(
+        f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host_terms
+    )
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
 
@@ -297,7 +299,7 @@ def _kernels_note(run_memory: Memory) -> str:
     """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if run_memory.settings.phase == "decode":
         return ""
-    mixers = (model_part for model_part in nested_parts(run_memory.spec) if isinstance(model_part, TokenMixer))
+    mixers = (model_part for model_part in nested_components(run_memory.spec) if isinstance(model_part, TokenMixer))
     kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
     if not kernel_packages:
         return ""

@@ -101,7 +101,7 @@ def _component_rows(node_tree: Node, total_params: int, included_parts: frozense
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     components_and_rows: list[Part] = []
     for node_position in node_tree.root_position().children():
-        if not node_position.optional or node_position.optional in included_parts:
+        if not node_position.optional_part or node_position.optional_part in included_parts:
             _add_rows(components_and_rows, node_position, total_params, included_parts, 0)
     return _rows_with_bars(components_and_rows)
 

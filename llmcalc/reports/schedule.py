@@ -61,7 +61,7 @@ def costs_text(timetable: Timetable) -> str:
         for pass_action in actions_of_rank
     ):
         pass_texts.append(f"F and B that overlap {pass_costs.overlapped_duration():g}")
-    return ", ".join([*pass_texts, f"a send {pass_costs.send:g}"])
+    return ", ".join([*pass_texts, f"a send {pass_costs.send_time:g}"])
 
 
 def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:

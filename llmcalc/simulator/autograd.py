@@ -30,40 +30,41 @@ class ResultStore(Protocol):
 class AutogradGraph:
     """The autograd state that all operations of a replayed run share.
 
-    enabled: whether operations record nodes.
+    is_grad_enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
         TorchDispatchMode, such as torch's own memory trackers, it never is.
-    subclasses: whether operations run on a subclass of tensors (`DTensor`), whose gradients are never added in place;
-        false by default.
-    compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory that
-        eager autograd does not; false by default.
+    has_tensor_subclasses: whether operations run on a subclass of tensors (`DTensor`), whose gradients are never added
+        in place; false by default.
+    is_compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory
+        that eager autograd does not; false by default.
     multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it.
-    autocast: the type in which products run (torch.autocast); None for that of their inputs.
+    autocast_dtype: the type in which products run (torch.autocast); None for that of their inputs.
     pack_hooks: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
-    on_leaf_gradient: what is called with a trained tensor that has got its gradient; None (default) for nothing.
-    on_sum: what is called with the bytes of each sum of two gradients, and with whether it is made in place; None
-        (default) for nothing.
-    pack_elsewhere: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
-    results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
+    leaf_gradient_hook: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    gradient_sum_hook: what is called with the bytes of each sum of two gradients, and with whether it is made in place;
+        None (default) for nothing.
+    checkpoint_pack_hook: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
+    result_store: what keeps the results of products, or gives kept ones back (selective checkpointing); None for
+        neither.
     """
 
     def __init__(self, memory_meter: Meter) -> None:
         self.meter = memory_meter
-        self.enabled: bool = True
+        self.is_grad_enabled: bool = True
         self.adds_in_place: bool = True
         self.keeps_gradients: bool = True
-        self.subclasses = self.compiled = False
+        self.has_tensor_subclasses = self.is_compiled = False
         self.multiprocessors = 0
-        self.autocast: Dtype | None = None
+        self.autocast_dtype: Dtype | None = None
         self.cast_copies: dict[int, tuple[Tensor, Tensor]] = {}
         self.pack_hooks: list[Callable[[Tensor], SavedTensor]] = []
-        self.on_leaf_gradient: Callable[[Tensor], None] | None = None
-        self.on_sum: Callable[[Number, bool], None] | None = None
-        self.pack_elsewhere: Callable[[Tensor], SavedTensor] | None = None
-        self.results: ResultStore | None = None
-        self.numbers: Iterator[int] = itertools.count()
+        self.leaf_gradient_hook: Callable[[Tensor], None] | None = None
+        self.gradient_sum_hook: Callable[[Number, bool], None] | None = None
+        self.checkpoint_pack_hook: Callable[[Tensor], SavedTensor] | None = None
+        self.result_store: ResultStore | None = None
+        self.node_counter: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """Allocates a tensor with a new storage."""
@@ -88,9 +89,9 @@ class AutogradGraph:
         self, operation_name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None
     ) -> Tensor:
         """Returns an operation's result, which selective recomputation may store by operation name."""
-        if self.results is None:
+        if self.result_store is None:
             return self.new_tensor(shape, dtype, strides)
-        return self.results.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
+        return self.result_store.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass."""
@@ -98,30 +99,30 @@ class AutogradGraph:
 
     def save_uncheckpointed(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, even inside a checkpointed region."""
-        if self.pack_elsewhere is not None:
-            return self.pack_elsewhere(tensor)
+        if self.checkpoint_pack_hook is not None:
+            return self.checkpoint_pack_hook(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
         return SavedTensor(tensor.detached())
 
     def leave_autocast(self) -> None:
         """Leaves the autocast context, and frees the weights' copies that autocast cached."""
-        self.autocast, self.cast_copies = None, {}
+        self.autocast_dtype, self.cast_copies = None, {}
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
         """Disables the recording of autograd nodes inside a `with`."""
-        grad_was_enabled, self.enabled = self.enabled, False
+        grad_was_enabled, self.is_grad_enabled = self.is_grad_enabled, False
         try:
             yield
         finally:
-            self.enabled = grad_was_enabled
+            self.is_grad_enabled = grad_was_enabled
 
 
 def is_recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
-    if autograd_graph.enabled:
+    if autograd_graph.is_grad_enabled:
         for tensor in inputs:
-            if tensor.node is not None or tensor.leaf:
+            if tensor.node is not None or tensor.is_leaf:
                 return True
     return False
 
@@ -142,7 +143,7 @@ def record(
         return output() if callable(output) else output
     graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
-        graph_node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
+        graph_node.saved_tensors = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
     output_tensor = output() if callable(output) else output
     output_tensor.node = graph_node
     return output_tensor
@@ -159,7 +160,7 @@ def record_all(
     if is_recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         for output_index, output in enumerate(outputs):
-            output.node, output.output = graph_node, output_index
+            output.node, output.output_index = graph_node, output_index
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
@@ -169,7 +170,9 @@ def saved_storages(output: Tensor) -> list[Storage]:
     visited_ids = {id(graph_node) for graph_node in pending_nodes}
     while pending_nodes:
         graph_node = pending_nodes.pop()
-        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in graph_node.saved}
+        storages |= {
+            id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in graph_node.saved_tensors
+        }
         for graph_edge in graph_node.edges:
             if graph_edge is not None and not isinstance(graph_edge, Tensor) and id(graph_edge[0]) not in visited_ids:
                 visited_ids.add(id(graph_edge[0]))
@@ -187,8 +190,8 @@ def backward(
     """
     assert output.node is not None
     pending_uses = _count_leaf_uses(output.node)
-    gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
-    ready_nodes, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
+    gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output_index): gradient}
+    ready_nodes, queued_ids = [(-output.node.creation_number, output.node)], {id(output.node)}
     node_attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     forward_place = None
     with autograd_graph.no_grad():
@@ -199,7 +202,7 @@ def backward(
                 autograd_graph.meter.place = forward_place.place_in_backward()
             input_gradients = _run_backward_node(autograd_graph, graph_node, gradients)
             node_attributes += graph_node.attributes
-            graph_node.saved = []
+            graph_node.saved_tensors = []
             graph_node.backward = None
             graph_edges, graph_node.edges = graph_node.edges, []
             del graph_node
@@ -223,7 +226,7 @@ def backward(
                         gradients[gradient_key] = input_gradient
                         if not isinstance(graph_edge, Tensor) and gradient_key[0] not in queued_ids:
                             queued_ids.add(gradient_key[0])
-                            heapq.heappush(ready_nodes, (-graph_edge[0].number, graph_edge[0]))
+                            heapq.heappush(ready_nodes, (-graph_edge[0].creation_number, graph_edge[0]))
                 del input_gradient
                 if isinstance(graph_edge, Tensor):
                     node_attributes.append(graph_edge)  # by the node that accumulates its gradient
@@ -248,13 +251,13 @@ def _run_backward_node(
     for hook in graph_node.hooks:
         hook()
     output_gradients: Gradient | list[Gradient]
-    if graph_node.outputs == 1:
+    if graph_node.output_count == 1:
         output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
         output_gradients = [
-            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.outputs)
+            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.output_count)
         ]
-    saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
+    saved_tensors = [tensor.unpack() for tensor in graph_node.saved_tensors] if graph_node.saved_tensors else ()
     needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
     input_gradients = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
@@ -307,7 +310,7 @@ def _add_gradient(
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
     )  # besides the first gradient and the tensor
     is_only_reference = is_only_reference and (
-        not first_gradient.has_base or (graph_node is not None and graph_node.compiled)
+        not first_gradient.has_base or (graph_node is not None and graph_node.is_compiled)
     )
     adds_in_place = (
         autograd_graph.adds_in_place
@@ -315,8 +318,8 @@ def _add_gradient(
         and is_dense(first_gradient.shape, first_gradient.strides)
         and (graph_node is None or not graph_node.never_adds_in_place)
     )
-    if autograd_graph.on_sum is not None:
-        autograd_graph.on_sum(first_gradient.bytes, adds_in_place)
+    if autograd_graph.gradient_sum_hook is not None:
+        autograd_graph.gradient_sum_hook(first_gradient.bytes, adds_in_place)
     if not adds_in_place:
         strides = elementwise_strides(
             ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
@@ -334,8 +337,8 @@ def _accumulate_leaf_gradient(autograd_graph: AutogradGraph, leaf: Tensor, gradi
             gradient = autograd_graph.new_tensor(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
         autograd_graph.meter.reclassify(gradient.storage.block, "gradients")
-    if autograd_graph.on_leaf_gradient is not None:
-        autograd_graph.on_leaf_gradient(leaf)
+    if autograd_graph.leaf_gradient_hook is not None:
+        autograd_graph.leaf_gradient_hook(leaf)
 
 
 def _has_strides_of_leaf(gradient: Tensor, leaf: Tensor) -> bool:

@@ -15,36 +15,40 @@ class CacheTensors(ParameterTensors):
 
     def cached_tensors(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
-        return None if self.store is None else self.store.get((*self.cache_path, cache_name))
+        return (
+            None
+            if self.cached_tensors_by_path is None
+            else self.cached_tensors_by_path.get((*self.cache_path, cache_name))
+        )
 
     def store_in_cache(self, cache_name: str, *tensors: Tensor) -> None:
         """Caches copies of tensors for later passes."""
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             return
         with count_storages_as(self.graph.meter, "cache"):
             copied_tensors = tuple(
-                self.new_pool_tensor(tensor.shape, tensor.dtype) if self.paged else self.aten.copy(tensor)
+                self.new_pool_tensor(tensor.shape, tensor.dtype) if self.has_block_pool else self.aten.copy(tensor)
                 for tensor in tensors
             )
-            self.store[(*self.cache_path, cache_name)] = copied_tensors
+            self.cached_tensors_by_path[(*self.cache_path, cache_name)] = copied_tensors
 
     def state_tensors(self, operation: Step, *state_shapes: Shape) -> tuple[Tensor, ...]:
         """Returns the tensors of a recurrent state, allocated in the first pass; an empty tuple without a cache.
 
         state_shapes: shapes for one sequence.
         """
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             return ()
         cached_states = self.cached_tensors(operation.name)
         if cached_states is not None:
             return cached_states
         assert isinstance(operation.op, State)
         assert sum(map(count, state_shapes)) == operation.op.size, (state_shapes, operation.op)
-        dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
+        dtype, batch = self.dtype if operation.op.element_bits is None else FLOAT32, self.run_config.batch
         with count_storages_as(self.graph.meter, "cache"):
-            new_tensor = self.new_pool_tensor if self.paged else self.graph.new_tensor
+            new_tensor = self.new_pool_tensor if self.has_block_pool else self.graph.new_tensor
             state_tensors = tuple(new_tensor((batch, *shape), dtype) for shape in state_shapes)
-        self.store[(*self.cache_path, operation.name)] = state_tensors
+        self.cached_tensors_by_path[(*self.cache_path, operation.name)] = state_tensors
         return state_tensors
 
     def new_pool_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
@@ -53,4 +57,4 @@ class CacheTensors(ParameterTensors):
 
     def is_pooled(self, tensor: Tensor) -> bool:
         """Whether a tensor is stored in the block pool of a paged cache."""
-        return self.paged and isinstance(tensor.storage.meter, NoMeter)
+        return self.has_block_pool and isinstance(tensor.storage.meter, NoMeter)

@@ -19,8 +19,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
-from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
-from .simulated_work import EFFORT
+from .event_log import FREE_EVENT, RENAME_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event
+from .simulated_work import SIMULATED_WORK
 
 MIN_BLOCK_SIZE = 512
 """kMinBlockSize: sizes of blocks are multiples of it."""
@@ -53,7 +53,7 @@ Step: TypeAlias = tuple[int, int]
 of the stream. Storages without bytes have no steps.
 """
 
-ONCE = range(1)
+SINGLE_REPEAT = range(1)
 """The repeats of events that occur once."""
 
 NO_SIZE = 1 << 136
@@ -62,7 +62,7 @@ NO_SIZE = 1 << 136
 NO_BLOCK = 0, 0, 0
 """The block of a storage that is not allocated."""
 
-Stretch: TypeAlias = tuple[list[Step], int]
+StepList: TypeAlias = tuple[list[Step], int]
 """(steps, offset of their storage numbers)"""
 
 
@@ -88,21 +88,21 @@ class BlockPool:
     ends: end of a free block → its start.
     sizes: sizes of free blocks in order, and NO_SIZE; also sizes without blocks, until a search comes upon them.
     by_size: size → the sorted starts of its free blocks.
-    least_rest: units that must remain for a block to be split.
-    page: units of a new segment, or by which an expandable segment grows.
-    bound: the end of its segments, or the start of an expandable segment.
+    least_remainder: units that must remain for a block to be split.
+    growth_units: units of a new segment, or by which an expandable segment grows.
+    segment_bound: the end of its segments, or the start of an expandable segment.
     """
 
-    __slots__ = ("bound", "by_size", "ends", "least_rest", "page", "sizes", "starts")
+    __slots__ = ("by_size", "ends", "growth_units", "least_remainder", "segment_bound", "sizes", "starts")
 
     def __init__(self, is_small: bool, is_expandable: bool) -> None:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.sizes: list[int] = [NO_SIZE]
         self.by_size: dict[int, list[int]] = {NO_SIZE: [0]}
-        self.least_rest: int = 1 if is_small or is_expandable else SMALL + 1
-        self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
-        self.bound: int = 0
+        self.least_remainder: int = 1 if is_small or is_expandable else SMALL + 1
+        self.growth_units: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
+        self.segment_bound: int = 0
 
     def add(self, block_start: int, block_size: int) -> None:
         """Adds a free block to the pool."""
@@ -130,9 +130,9 @@ class BlockPool:
 
         Returns the size of the block and the reserved units.
         """
-        block_size = self.page if block_units < LARGE else -(-block_units // ROUND) * ROUND
-        self.add(self.bound + 1, block_size)  # blocks of two segments never touch
-        self.bound += 1 + block_size
+        block_size = self.growth_units if block_units < LARGE else -(-block_units // ROUND) * ROUND
+        self.add(self.segment_bound + 1, block_size)  # blocks of two segments never touch
+        self.segment_bound += 1 + block_size
         return block_size, block_size
 
     def grow(self, block_units: int) -> tuple[int, int]:
@@ -140,10 +140,10 @@ class BlockPool:
 
         Returns the size of the block and the reserved units (try_allocate_expandable_block).
         """
-        block_size = self.remove(self.bound) if self.bound in self.starts else 0
-        reserved_units = -(-(block_units - block_size) // self.page) * self.page
-        self.bound -= reserved_units
-        self.add(self.bound, block_size + reserved_units)
+        block_size = self.remove(self.segment_bound) if self.segment_bound in self.starts else 0
+        reserved_units = -(-(block_units - block_size) // self.growth_units) * self.growth_units
+        self.segment_bound -= reserved_units
+        self.add(self.segment_bound, block_size + reserved_units)
         return block_size + reserved_units, reserved_units
 
 
@@ -193,7 +193,9 @@ class CachingAllocator:
         self._pools: list[BlockPool] = []
         self._pool_of_stream: dict[int, int] = {}  # the number of its small pool; that of its large pool is next
         self._stream = 0
-        self._block_of: list[tuple[int, int, int]] = []  # start, units and number of the pool of each storage's block
+        self._blocks_by_storage: list[
+            tuple[int, int, int]
+        ] = []  # start, units and number of the pool of each storage's block
 
     @property
     def peak_reserved(self) -> int:
@@ -207,18 +209,18 @@ class CachingAllocator:
             self._pools += [BlockPool(is_small_pool, self.expandable_segments) for is_small_pool in (True, False)]
         return self._pool_of_stream[cuda_stream]
 
-    def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
+    def run_steps(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
         """Runs encoded allocator steps. Storages keep their numbers across calls.
 
         storage_count: the number of storages so far.
         storage_offset: offset of the storage numbers in these steps, default 0.
         """
-        EFFORT.units += len(allocator_steps)
-        blocks_by_number, is_expandable = self._block_of, self.expandable_segments
+        SIMULATED_WORK.units += len(allocator_steps)
+        blocks_by_number, is_expandable = self._blocks_by_storage, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
         allocated_units, peak_units = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool_number = self._small_pool_number(self._stream)
-        pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
+        pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_remainder) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
             if encoded_units > 0:
                 pool_number = small_pool_number if encoded_units <= SMALL else small_pool_number + 1
@@ -299,7 +301,13 @@ class CachingAllocator:
                 self._stream = -1 - encoded_units
                 small_pool_number = self._small_pool_number(self._stream)
                 pool_tables += [
-                    (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
+                    (
+                        block_pool.starts,
+                        block_pool.ends,
+                        block_pool.sizes,
+                        block_pool.by_size,
+                        block_pool.least_remainder,
+                    )
                     for block_pool in self._pools[len(pool_tables) :]
                 ]
         self.allocated, self.peak_allocated = allocated_units << UNIT, peak_units << UNIT
@@ -313,7 +321,7 @@ class CachingAllocator:
         block_pool, is_expandable = self._pools[pool_number], self.expandable_segments
         size_index = bisect_left(block_pool.sizes, block_units)
         block_size = block_pool.smallest_free_size(size_index)
-        if is_expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.bound]:
+        if is_expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.segment_bound]:
             next_size = block_pool.smallest_free_size(size_index + 1)
             block_size = block_size if next_size == NO_SIZE else next_size
         if block_size == NO_SIZE:
@@ -322,11 +330,11 @@ class CachingAllocator:
         return block_size
 
 
-def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandable_segments: bool) -> CachingAllocator:
+def play_step_lists(step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool) -> CachingAllocator:
     """Returns an allocator that has played all step lists of a run. storage_count: the number of storages."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
-        allocator.play(allocator_steps, storage_count, storage_offset)
+        allocator.run_steps(allocator_steps, storage_count, storage_offset)
     return allocator
 
 
@@ -340,15 +348,15 @@ class AllocatorStepEncoder:
     def __init__(self, storage_count: int) -> None:
         self.requested: int = 0
         self.peak_requested: int = 0
-        self._bytes: list[Any] = [None] * storage_count
-        self._named: dict[Any, Any] = {}
+        self._bytes_by_storage: list[Any] = [None] * storage_count
+        self._renamed_storages: dict[Any, Any] = {}
 
     def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[Step]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
         memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
-        if repeats == ONCE:
+        if repeats == SINGLE_REPEAT:
             return self.steps(memory_events)
         first_repeat, lowest_repeat, repeat_count = repeats[0], min(repeats), len(repeats)
         requested_before, peak_before = self.requested, self.peak_requested
@@ -364,20 +372,20 @@ class AllocatorStepEncoder:
         self.peak_requested = max(peak_before, self.peak_requested + max(0, bytes_of_later_repeats))
         for storage_number, nbytes, _ in memory_events:
             if nbytes >= 0:
-                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + repeat_count] = [
-                    nbytes
-                ] * repeat_count
+                self._bytes_by_storage[
+                    storage_number + lowest_repeat : storage_number + lowest_repeat + repeat_count
+                ] = [nbytes] * repeat_count
         return [(storage_number - first_repeat, encoded_units) for storage_number, encoded_units in allocator_steps]
 
     def steps(self, memory_events: Sequence[Event]) -> list[Step]:
         """Encodes the next events as allocator steps."""
-        bytes_of_storage, renamed_storages = self._bytes, self._named
+        bytes_of_storage, renamed_storages = self._bytes_by_storage, self._renamed_storages
         requested_bytes, peak_requested = self.requested, self.peak_requested
         allocator_steps: list[Step] = []
         append_step = allocator_steps.append
         storage_number: Any
         for storage_number, nbytes, event_detail in memory_events:
-            if nbytes == FREED:
+            if nbytes == FREE_EVENT:
                 if renamed_storages:
                     storage_number = renamed_storages.get(storage_number, storage_number)
                 storage_bytes = bytes_of_storage[storage_number]
@@ -385,7 +393,7 @@ class AllocatorStepEncoder:
                     append_step((storage_number, 0))
                     requested_bytes -= storage_bytes
                 continue
-            if nbytes == TAKEN:
+            if nbytes == WORKSPACE_EVENT:
                 if bytes_of_storage[storage_number] is not None:
                     continue
                 nbytes = event_detail
@@ -397,9 +405,9 @@ class AllocatorStepEncoder:
                 requested_bytes += nbytes
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
-            elif nbytes == NAMED:
+            elif nbytes == RENAME_EVENT:
                 renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
-            elif nbytes == STREAMED:
+            elif nbytes == STREAM_EVENT:
                 append_step(encode_stream_switch(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0

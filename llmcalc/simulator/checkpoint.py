@@ -41,20 +41,20 @@ class CheckpointedRegion:
         alternate_operations: frozenset[str],
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.run = run_region
+        self.run_region = run_region
         self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
         self.alternate_operations: frozenset[str] = alternate_operations
         # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
-        if autograd_graph.pack_elsewhere is not None:
+        if autograd_graph.checkpoint_pack_hook is not None:
             autograd_graph.save_uncheckpointed(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
         self.arguments: list[tuple[SavedTensor, bool, bool]] = [
-            (autograd_graph.save_uncheckpointed(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors
+            (autograd_graph.save_uncheckpointed(tensor), tensor.is_leaf, tensor.needs_grad) for tensor in input_tensors
         ]
-        self.autocast: Dtype | None = autograd_graph.autocast
-        self.packed: list[ref[_RecomputedTensor]] = []
-        self.recomputed: list[Tensor | None] | None = None
-        self.results: dict[str, list[Tensor | None]] = {}
+        self.autocast: Dtype | None = autograd_graph.autocast_dtype
+        self.packed_tensors: list[ref[_RecomputedTensor]] = []
+        self.recomputed_tensors: list[Tensor | None] | None = None
+        self.stored_results: dict[str, list[Tensor | None]] = {}
         self.result_positions: list[
             tuple[str, int, int]
         ] = []  # (operation, number of its result, saved tensors before it)
@@ -68,38 +68,38 @@ class CheckpointedRegion:
 
     def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
-        recomputed_tensor = _RecomputedTensor(self, len(self.packed))
-        self.packed.append(ref(recomputed_tensor))
+        recomputed_tensor = _RecomputedTensor(self, len(self.packed_tensors))
+        self.packed_tensors.append(ref(recomputed_tensor))
         return recomputed_tensor
 
     def free_unread_results(self) -> None:
         """Frees the stored results that follow the last saved tensor, which the backward pass does not need."""
         for operation_name, result_number, saved_tensor_count in self.result_positions:
-            if saved_tensor_count == len(self.packed):
-                self.results[operation_name][result_number] = None
+            if saved_tensor_count == len(self.packed_tensors):
+                self.stored_results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
         """Returns the saved tensor with a number. It lives as long as the caller references it."""
-        if self.recomputed is None:
+        if self.recomputed_tensors is None:
             self._recompute_region()
-        assert self.recomputed is not None
-        tensor = self.recomputed[tensor_number]
+        assert self.recomputed_tensors is not None
+        tensor = self.recomputed_tensors[tensor_number]
         assert tensor is not None
-        self.recomputed[tensor_number] = None
+        self.recomputed_tensors[tensor_number] = None
         return tensor
 
     def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
-        autograd_graph, self.recomputed = self.graph, []
+        autograd_graph, self.recomputed_tensors = self.graph, []
         outer_pack_hooks, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._save_recomputed_tensor]
-        grad_was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        grad_was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         backward_place = autograd_graph.meter.place
-        outer_results = autograd_graph.results
-        autograd_graph.results = _StoredResults(self) if self.saved_operations else None
-        outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
-        autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
+        outer_results = autograd_graph.result_store
+        autograd_graph.result_store = _StoredResults(self) if self.saved_operations else None
+        outer_autocast, outer_cast_copies = autograd_graph.autocast_dtype, autograd_graph.cast_copies
+        autograd_graph.autocast_dtype, autograd_graph.cast_copies = self.autocast, {}
         try:
-            self.run(
+            self.run_region(
                 [
                     _detached_result(autograd_graph, saved_argument.unpack(), *autograd_flags)
                     for saved_argument, *autograd_flags in self.arguments
@@ -109,18 +109,20 @@ class CheckpointedRegion:
             pass
         finally:
             autograd_graph.pack_hooks = outer_pack_hooks
-            autograd_graph.enabled = grad_was_enabled
+            autograd_graph.is_grad_enabled = grad_was_enabled
             autograd_graph.meter.place = backward_place
-            autograd_graph.results = outer_results
-            autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
+            autograd_graph.result_store = outer_results
+            autograd_graph.autocast_dtype, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
 
     def _save_recomputed_tensor(self, tensor: Tensor) -> SavedTensor:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
-        assert self.recomputed is not None
+        assert self.recomputed_tensors is not None
         detached_tensor = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
-        self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
-        if self.stops_early and len(self.recomputed) == len(self.packed):
+        self.recomputed_tensors.append(
+            detached_tensor if self.packed_tensors[len(self.recomputed_tensors)]() is not None else None
+        )
+        if self.stops_early and len(self.recomputed_tensors) == len(self.packed_tensors):
             raise _AllRecomputed
         return SavedTensor(detached_tensor)
 
@@ -149,8 +151,8 @@ class _ResultRecorder:
         operation_output = make_tensor()
         if self.region.stores_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(operation_output.storage.block, "activations")
-            stored_results = self.region.results.setdefault(operation_name, [])
-            self.region.result_positions.append((operation_name, len(stored_results), len(self.region.packed)))
+            stored_results = self.region.stored_results.setdefault(operation_name, [])
+            self.region.result_positions.append((operation_name, len(stored_results), len(self.region.packed_tensors)))
             stored_results.append(operation_output.detached())
         return operation_output
 
@@ -159,17 +161,17 @@ class _StoredResults:
     """Returns stored results instead of recomputing them."""
 
     def __init__(self, checkpointed_region: CheckpointedRegion) -> None:
-        self.region, self.calls, self.next = checkpointed_region, Counter[str](), dict[str, int]()
+        self.region, self.calls, self.next_result_numbers = checkpointed_region, Counter[str](), dict[str, int]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns an operation's stored result, or computes the result."""
         if not self.region.stores_next_result(operation_name, self.calls):
             return make_tensor()
-        result_number = self.next.get(operation_name, 0)
-        self.next[operation_name] = result_number + 1
-        operation_output = self.region.results[operation_name][result_number]
+        result_number = self.next_result_numbers.get(operation_name, 0)
+        self.next_result_numbers[operation_name] = result_number + 1
+        operation_output = self.region.stored_results[operation_name][result_number]
         assert operation_output is not None
-        self.region.results[operation_name][result_number] = None
+        self.region.stored_results[operation_name][result_number] = None
         return operation_output
 
 
@@ -179,7 +181,7 @@ def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: boo
     needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
     detached_tensor = tensor.detached()
-    detached_tensor.leaf = is_leaf
+    detached_tensor.is_leaf = is_leaf
     detached_tensor.node = (
         AutogradNode(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
     )
@@ -189,7 +191,7 @@ def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: boo
 def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
     detached_tensor = tensor.detached()
-    detached_tensor.leaf = needs_gradient
+    detached_tensor.is_leaf = needs_gradient
     return detached_tensor
 
 
@@ -210,19 +212,19 @@ def checkpoint(
     compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
         not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
-    if not autograd_graph.enabled:
+    if not autograd_graph.is_grad_enabled:
         return run_region(input_tensors)
     checkpointed_region = CheckpointedRegion(
         autograd_graph, run_region, input_tensors, stops_early, kept_operations, alternate_operations
     )
     autograd_graph.pack_hooks.append(checkpointed_region.pack)
-    outer_results = autograd_graph.results
-    autograd_graph.results = _ResultRecorder(checkpointed_region) if kept_operations else None
+    outer_results = autograd_graph.result_store
+    autograd_graph.result_store = _ResultRecorder(checkpointed_region) if kept_operations else None
     try:
         region_output = run_region(input_tensors)
     finally:
         autograd_graph.pack_hooks.pop()
-        autograd_graph.results = outer_results
+        autograd_graph.result_store = outer_results
     if compiled:
         checkpointed_region.free_unread_results()
     return region_output
@@ -236,7 +238,7 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
     if not is_recorded(autograd_graph, input_tensors):
         return run_region(input_tensors)
 
-    forward_autocast = autograd_graph.autocast
+    forward_autocast = autograd_graph.autocast_dtype
 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Recomputes the function with autograd, and runs the backward pass."""
@@ -244,14 +246,14 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
             _detached_alias(tensor, needs_grad)
             for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
-        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         previous_place = autograd_graph.meter.place
-        outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
-        autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
+        outer_autocast, outer_cast_copies = autograd_graph.autocast_dtype, autograd_graph.cast_copies
+        autograd_graph.autocast_dtype, autograd_graph.cast_copies = forward_autocast, {}
         recomputed_output = run_region(detached_arguments)
-        autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
+        autograd_graph.autocast_dtype, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
         backward(autograd_graph, recomputed_output, gradient)
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, previous_place
+        autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, previous_place
         return [
             tensor.grad if needs_grad else None
             for tensor, needs_grad in zip(detached_arguments, needs_input_grad, strict=True)

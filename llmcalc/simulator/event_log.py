@@ -7,30 +7,30 @@ from typing import Any, TypeAlias
 
 from ..algebra import Number
 from ..frozen import frozen
-from .meter import MOVABLE, AllocationPlace, Block
+from .meter import RECLASSIFIABLE_KINDS, AllocationPlace, Block
 
 Event: TypeAlias = tuple[Any, int, Any]
 """(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
 
-FREED = -1
+FREE_EVENT = -1
 """(number, FREED, None): the storage is freed."""
 
-KEPT = -2
+RECLASSIFY_EVENT = -2
 """(number, KEPT, kind): from here on the storage is counted under that kind."""
 
-TAKEN = -3
+WORKSPACE_EVENT = -3
 """(number, TAKEN, bytes): a workspace is allocated if it does not exist yet."""
 
-NAMED = -4
+RENAME_EVENT = -4
 """(number, NAMED, other number): from here on the number refers to the storage of the other number."""
 
-PLACED = -5
+PLACE_EVENT = -5
 """(place, PLACED, None): from here on the run is in that place."""
 
-OWNED = -6
+PARAMETER_EVENT = -6
 """(path of a parameter, OWNED, None): a loop over parameters reaches that parameter; None at the end of the loop."""
 
-STREAMED = -7
+STREAM_EVENT = -7
 """(−1, STREAMED, number): from here on storages are allocated on that stream."""
 
 
@@ -42,8 +42,8 @@ class EventRecorder:
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
-    count: the number of storages so far.
-    repeats_place: whether to record the next place even if it is the current one; default false.
+    storage_count: the number of storages so far.
+    is_place_pending: whether to record the next place even if it is the current one; default false.
     parameter_events: the list for allocations of parameters; None (default) for `events`.
     """
 
@@ -51,8 +51,8 @@ class EventRecorder:
         self.kind = "temporary"
         self.events: list[Event] = []
         self.parameter_events: list[Event] | None = None
-        self.count: int = 0
-        self.repeats_place: bool = False
+        self.storage_count: int = 0
+        self.is_place_pending: bool = False
         self._place = AllocationPlace()
         self._parameter_path: Any = None
         self._stream = 0
@@ -64,7 +64,7 @@ class EventRecorder:
     @stream.setter
     def stream(self, cuda_stream: int) -> None:
         self._stream = cuda_stream
-        self.events.append((-1, STREAMED, cuda_stream))
+        self.events.append((-1, STREAM_EVENT, cuda_stream))
 
     @property
     def place(self) -> AllocationPlace:
@@ -72,10 +72,10 @@ class EventRecorder:
 
     @place.setter
     def place(self, allocation_place: AllocationPlace) -> None:
-        if allocation_place != self._place or self.repeats_place:
+        if allocation_place != self._place or self.is_place_pending:
             self._place = allocation_place
-            self.repeats_place = False
-            self.events.append((allocation_place, PLACED, None))
+            self.is_place_pending = False
+            self.events.append((allocation_place, PLACE_EVENT, None))
 
     @property
     def parameter_path(self) -> Any:
@@ -84,26 +84,28 @@ class EventRecorder:
     @parameter_path.setter
     def parameter_path(self, path: Any) -> None:
         self._parameter_path = path
-        self.events.append((path, OWNED, None))
+        self.events.append((path, PARAMETER_EVENT, None))
 
     def allocate(self, nbytes: Number) -> Block:
-        storage_number, memory_kind = self.count, self.kind
-        self.count = storage_number + 1
+        storage_number, memory_kind = self.storage_count, self.kind
+        self.storage_count = storage_number + 1
         if memory_kind == "weights" and self.parameter_events is not None:
-            self.parameter_events += ((self._place, PLACED, None), (storage_number, nbytes, memory_kind))
+            self.parameter_events += ((self._place, PLACE_EVENT, None), (storage_number, nbytes, memory_kind))
             return Block(nbytes, memory_kind, storage_number)
         self.events.append(
-            (storage_number, TAKEN, nbytes) if memory_kind == "overhead" else (storage_number, nbytes, memory_kind)
+            (storage_number, WORKSPACE_EVENT, nbytes)
+            if memory_kind == "overhead"
+            else (storage_number, nbytes, memory_kind)
         )
         return Block(nbytes, memory_kind, storage_number)
 
     def free(self, block: Block) -> None:
-        self.events.append((block.handle, FREED, None))
+        self.events.append((block.handle, FREE_EVENT, None))
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
-        if block.kind != memory_kind and block.kind in MOVABLE:
+        if block.kind != memory_kind and block.kind in RECLASSIFIABLE_KINDS:
             block.kind = memory_kind
-            self.events.append((block.handle, KEPT, memory_kind))
+            self.events.append((block.handle, RECLASSIFY_EVENT, memory_kind))
 
     def take_events(self) -> list[Event]:
         """Returns the events since the last `take_events`. The next event records module and phase."""
@@ -135,9 +137,9 @@ class RecordedEvents:
 
         def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
-                (storage_number, nbytes, workspace_bytes if nbytes == TAKEN else event_detail)
+                (storage_number, nbytes, workspace_bytes if nbytes == WORKSPACE_EVENT else event_detail)
                 for storage_number, nbytes, event_detail in memory_events
-                if workspace_bytes or nbytes != TAKEN
+                if workspace_bytes or nbytes != WORKSPACE_EVENT
             ]
 
         first_step, reported_step = (
@@ -153,13 +155,13 @@ def allocated_bytes(memory_events: Sequence[Event]) -> dict[int, int]:
 
 def released_storages(memory_events: Sequence[Event]) -> set[int]:
     """Returns the storages that the events release."""
-    return {storage_number for storage_number, nbytes, _ in memory_events if nbytes == FREED}
+    return {storage_number for storage_number, nbytes, _ in memory_events if nbytes == FREE_EVENT}
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
     """Returns events that give the memory of each new storage to the matching old storage, in order."""
     return [
-        (old_storage, NAMED, new_storage)
+        (old_storage, RENAME_EVENT, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
     ]
 

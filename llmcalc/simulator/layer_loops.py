@@ -7,7 +7,7 @@ from math import lcm
 from ..flow.program import ModuleScope
 from ..frozen import frozen
 from ..model import ModelSpec
-from .layer_pattern import RECORDED_REPEATS, find_layer_pattern, layer_kinds
+from .layer_pattern import RECORDED_REPEATS, find_layer_pattern, types_of_layers
 from .meter import AllocationPlace
 
 SHORT_RUN_REPEATS = 3
@@ -21,7 +21,7 @@ class LayerStack:
     path: module path of the layers, without an index.
     layers_before: layers before the pattern begins.
     layer_period: layers of the pattern.
-    repeats: whole repeats of the pattern.
+    repeat_count: whole repeats of the pattern.
     pattern_multiple: repeats of the pattern of layer kinds in one repeat of this pattern, default 1. It is more than 1
         where recompute differs between layers of one kind.
     remaining_repeats: repeats of the pattern of layer kinds after the last whole repeat, default 0. Where layers share
@@ -33,7 +33,7 @@ class LayerStack:
     path: str
     layers_before: int
     layer_period: int
-    repeats: int
+    repeat_count: int
     pattern_multiple: int = 1
     remaining_repeats: int = 0
     layers_after: int = 0
@@ -48,9 +48,9 @@ class LayerStack:
         )
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """The number of layers of the stack."""
-        return self.irregular_layers + self.layer_period * self.repeats
+        return self.irregular_layers + self.layer_period * self.repeat_count
 
     def contains(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in a layer of this stack."""
@@ -73,11 +73,11 @@ class LayerStack:
             allocation_place.path,
         )
 
-    def node(self, allocation_place: AllocationPlace) -> str:
+    def node_path(self, allocation_place: AllocationPlace) -> str:
         """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
-    def end(self, pattern_repeats: int) -> int:
+    def end_index(self, pattern_repeats: int) -> int:
         """Returns the index after the last layer, in a run with another number of repeats."""
         return (
             self.layers_before
@@ -93,7 +93,9 @@ class LayerStack:
     @property
     def is_extrapolated(self) -> bool:
         """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
-        return 2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layers
+        return (
+            2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layer_count
+        )
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
@@ -110,7 +112,7 @@ def program_stacks(
     """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
-        layer_types = layer_kinds(layer_scopes)
+        layer_types = types_of_layers(layer_scopes)
         layers_before, layer_period, repeat_count = find_layer_pattern(layer_types)
         layers_after = len(layer_types) - layers_before - layer_period * repeat_count
         stack_path = ".".join((*parent_path, layer_scopes[0].name))
@@ -138,7 +140,7 @@ def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_in
     recompute_interval, first_layer_index: as in `program_stacks`.
     """
     stacks = program_stacks(root_scope, recompute_interval, first_layer_index)
-    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
+    return stacks if len(stacks) == 1 and stacks[0].repeat_count > RECORDED_REPEATS else []
 
 
 def _shares_tensors(layer_scope: ModuleScope) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from ..flow.program import ModuleScope
 
 
-def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
+def types_of_layers(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes
@@ -33,15 +33,15 @@ class LayerPattern(NamedTuple):
 
     first_layer: index of the first layer of the pattern.
     layer_period: layers of the pattern.
-    repeats: number of whole repeats.
+    repeat_count: number of whole repeats.
     """
 
     first_layer: int
     layer_period: int
-    repeats: int
+    repeat_count: int
 
 
-LONGEST = 100
+LONGEST_PATTERN = 100
 """The largest number of layers in a pattern."""
 
 RECORDED_REPEATS = 4
@@ -57,7 +57,7 @@ def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
     if layer_count > RECORDED_REPEATS and all(map(is_, layer_types, repeat(layer_types[0]))):
         return LayerPattern(0, 1, layer_count)
     best_pattern, layers_to_run = LayerPattern(0, layer_count, 1), layer_count
-    for layer_period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
+    for layer_period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST_PATTERN) + 1):
         if RECORDED_REPEATS * layer_period >= layers_to_run:
             break
         first_layer = 0

@@ -22,7 +22,7 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
             not isinstance(scope_item, ModuleScope)
             or scope_item.node_fields.get("optional")
             or scope_item.node_fields.get("role") == "shared"
-            or (scope_item.per_layer and scope_item.node_fields.get("role") == "kept")
+            or (scope_item.has_parameters_per_layer and scope_item.node_fields.get("role") == "kept")
         ):
             continue
         copy_count = repeat_count * scope_item.node_fields.get("repeat", 1)
@@ -30,8 +30,8 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
             yield from unused_modules(scope_item, copy_count)
             continue
         for node_position in scope_item.node().walk():
-            if node_position.use is not None:
-                yield node_position.node.name, node_position.use, repeat_count * node_position.copies
+            if node_position.counted_op is not None:
+                yield node_position.node.name, node_position.counted_op, repeat_count * node_position.copies
 
 
 def is_stack_layer(module_scope: ModuleScope) -> bool:
@@ -48,7 +48,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
         elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in NEVER_RUN:
             module_path = f"{parent_path}{scope_item.name}"
             if (
-                scope_item.argument is not None
+                scope_item.module_argument is not None
                 and scope_item.stacked_axis is None
                 and scope_item.first_layer_output is None
                 and scope_item.list_index is None

@@ -14,13 +14,21 @@ from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
-from .module_frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
+from .module_frame import (
+    CARRIED_KEY,
+    STAGE_INPUT_KEY,
+    ModuleFrame,
+    ParameterSet,
+    Path,
+    RecomputedModule,
+    UnsupportedKernel,
+)
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
 __all__ = [
-    "CARRIED",
-    "ENTRY",
+    "CARRIED_KEY",
+    "STAGE_INPUT_KEY",
     "Lowering",
     "ModuleFrame",
     "ParameterSet",
@@ -36,9 +44,9 @@ class Lowering(ProgramLowering):
     graph: the graph that records operations.
     run_config: the run.
     dtype: number format of weights and activations.
-    trained: whether weights get gradients, default true.
+    has_trained_weights: whether weights get gradients, default true.
     recompute: the modules that are recomputed in the backward pass, default none.
-    include: names of the optional parts that run (`llmcalc.optional`), default none.
+    included_parts: names of the optional parts that run (`llmcalc.optional`), default none.
     choices: the kernels that run, default the eager ones.
     adapters: the adapters that are trained instead of the weights; default none.
     first_trained_layer: index of the first layer that is trained, where the last layers alone are; None (default) for
@@ -46,29 +54,30 @@ class Lowering(ProgramLowering):
     trained_dtype: number format of weights in trained layers; by default that of all.
     inputs: the program's inputs by their rows, and the input of a pipeline stage.
     result: the value that the program computes.
-    head: the step of the output layer with its weight and bias, if the loss computes the logits.
+    head_of_loss: the step of the output layer with its weight and bias, if the loss computes the logits.
     logits: logits of the last run that the training loop still refers to.
     further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.
     scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
     known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
-    store: path → the tensors of a cache or state between passes; None if no pass follows.
+    cached_tensors_by_path: path → the tensors of a cache or state between passes; None if no pass follows.
     has_earlier_tokens: whether an earlier pass has filled the store.
-    absent_values: ids of the values that such a pass does not compute.
+    absent_value_ids: ids of the values that such a pass does not compute.
     only_finds_parameters: whether the run only finds the parameters.
     has_skipped_steps: whether the first pass has left out a step, and with it parameters.
-    run_only: stack → repeats of its pattern that run; stacks that are not there run whole.
+    run_repeats_by_stack: stack → repeats of its pattern that run; stacks that are not there run whole.
     first_layer_index: layers of the model before the first layer of the program.
-    paged: whether caches lie in a pool that exists before the passes and is not counted.
-    shared_values: ids of the values that several layers read.
-    last: id of a value's storage → id of its last reader, of the program `read_program` in the run `read_run`.
+    has_block_pool: whether caches lie in a pool that exists before the passes and is not counted.
+    shared_value_ids: ids of the values that several layers read.
+    last_reader_ids: id of a value's storage → id of its last reader, of the program `analyzed_program` in the run
+        `analyzed_run`.
     recomputed_modules: id of a scope → its recomputation, for modules that are recomputed by themselves.
     """
 
     @property
     def autocasts_to_float32(self) -> bool:
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
-        return self.graph.autocast is not None and self.choices.is_on_gpu
+        return self.graph.autocast_dtype is not None and self.choices.is_on_gpu
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
@@ -89,9 +98,9 @@ class Lowering(ProgramLowering):
                 read_storage_ids = {
                     id(input_value.storage) for operation in operations for input_value in operation.input_values
                 }
-                layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
-                self.values_computed[id(module_scope)] = computed_value_ids
-                self.storages_read[id(module_scope)] = read_storage_ids - computed_value_ids - layer_input_ids
+                layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_value_ids
+                self.computed_value_ids[id(module_scope)] = computed_value_ids
+                self.read_storage_ids[id(module_scope)] = read_storage_ids - computed_value_ids - layer_input_ids
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
@@ -132,7 +141,7 @@ class Lowering(ProgramLowering):
             tuple(
                 recorded_value
                 for recorded_value in values_read.values()
-                if not is_view_of(recorded_value, module_scope.argument)
+                if not is_view_of(recorded_value, module_scope.module_argument)
             ),
             frozenset(
                 nearest_base_id(recorded_value, computed_value_ids) or 0 for recorded_value in values_read_outside
@@ -141,7 +150,7 @@ class Lowering(ProgramLowering):
             tuple(
                 recorded_value
                 for recorded_value in values_read.values()
-                if self.last.get(id(recorded_value.storage)) in step_ids
+                if self.last_reader_ids.get(id(recorded_value.storage)) in step_ids
             ),
         )
 
@@ -152,50 +161,54 @@ class Lowering(ProgramLowering):
         which the reference passes to every module.
         """
         module_input, module_output = module_scope.call_values
-        frames_outside_region, memoized_values = self._copy_frames(), self.memo
-        shared_tensors = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
+        frames_outside_region, memoized_values = self._copy_frames(), self.pass_memo
+        shared_tensors = {
+            value_id: self.tensors_by_value[value_id]
+            for value_id in self.shared_value_ids
+            if value_id in self.tensors_by_value
+        }
         shared_tensors |= {
-            id(read_value): self.values[id(read_value)]
+            id(read_value): self.tensors_by_value[id(read_value)]
             for recorded_value in recomputed_module.values_read
             if (read_value := self._value_with_tensor(recorded_value)) is not None
         }
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
-            caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound = {**shared_tensors, id(module_input): arguments[0]}, {}
-            self.frames, self.memo = list(frames_outside_region), memoized_values
+            caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
+            self.tensors_by_value, self.view_ids = {**shared_tensors, id(module_input): arguments[0]}, {}
+            self.frames, self.pass_memo = list(frames_outside_region), memoized_values
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 caller_state[0].update(
                     {
-                        value_id: self.values[value_id]
-                        for value_id in recomputed_module.values_read_outside
-                        if value_id in self.values
+                        value_id: self.tensors_by_value[value_id]
+                        for value_id in recomputed_module.ids_read_outside
+                        if value_id in self.tensors_by_value
                     }
                 )
                 return self.tensor_of(module_output)
             finally:
-                self.values, self.bound, self.frames, self.memo = caller_state
+                self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = caller_state
 
         output = self.run_checkpointed(run_module, [self.tensor_of(module_input)])
         for recorded_value in recomputed_module.values_to_free:
-            self.forget(recorded_value.storage)
-        self.bind(module_output, output)
+            self.free_value(recorded_value.storage)
+        self.store_without_reshape(module_output, output)
 
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
         return {
             memo_key: tensor
-            for memo_key, tensor in self.memo.items()
-            if self.carries_tensors and memo_key[0] == CARRIED
+            for memo_key, tensor in self.pass_memo.items()
+            if self.carries_tensors and memo_key[0] == CARRIED_KEY
         }
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""
         for memo_key in self.carried_tensors:
-            del self.memo[memo_key]
-        self.memo.update(tensors)
+            del self.pass_memo[memo_key]
+        self.pass_memo.update(tensors)
 
     def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
@@ -203,38 +216,42 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        frames_outside_region, memoized_values = self._copy_frames(), self.memo
+        frames_outside_region, memoized_values = self._copy_frames(), self.pass_memo
         carried_keys, is_first_run = tuple(self.carried_tensors), True
         shared_tensors = {
-            value_id: self.values[value_id]
-            for value_id in self.storages_read[id(module_call.scope)]
-            if value_id in self.values
+            value_id: self.tensors_by_value[value_id]
+            for value_id in self.read_storage_ids[id(module_call.scope)]
+            if value_id in self.tensors_by_value
         }
-        shared_output_ids = (self.shared_values & self.values_computed[id(module_call.scope)]) - {
+        shared_output_ids = (self.shared_value_ids & self.computed_value_ids[id(module_call.scope)]) - {
             id(layer_output.storage)
         }
 
         def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
             """Runs the layer with a copy of the stack of running modules; the caller's stack stays unchanged."""
             nonlocal is_first_run
-            caller_state = self.values, self.bound, self.frames, self.memo
-            self.values = {**shared_tensors, id(layer_input): input_tensors[0]}
-            self.bound = {}
+            caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
+            self.tensors_by_value = {**shared_tensors, id(layer_input): input_tensors[0]}
+            self.view_ids = {}
             self.frames = list(frames_outside_region)
-            self.memo = memoized_values
+            self.pass_memo = memoized_values
             carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
             self.replace_carried_tensors(dict(zip(carried_keys, input_tensors[1:], strict=True)))
             try:
                 self.run_module(module_call.without_tensors())
                 output_tensor = self.tensor_of(layer_output)
                 caller_state[0].update(
-                    {value_id: self.values[value_id] for value_id in shared_output_ids if value_id in self.values}
+                    {
+                        value_id: self.tensors_by_value[value_id]
+                        for value_id in shared_output_ids
+                        if value_id in self.tensors_by_value
+                    }
                 )
                 return output_tensor
             finally:
                 if is_recomputed:
                     self.replace_carried_tensors(carried_tensors)
-                self.values, self.bound, self.frames, self.memo = caller_state
+                self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = caller_state
 
         return run_layer
 
@@ -271,7 +288,9 @@ class Lowering(ProgramLowering):
         if layer_index is not None and first_trained_layer is not None and recompute.layers:
             if layer_index < first_trained_layer:
                 return super().run_layer(module_call, x)
-            x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)
+            x.is_leaf = x.is_leaf or (
+                layer_index == first_trained_layer and self.graph.is_grad_enabled and x.node is None
+            )
         if layer_index is None or not recompute.includes_layer(layer_index) or not is_stack_layer(module_scope):
             return super().run_layer(module_call, x)
         layer_runner = self.layer_runner(module_call, *module_scope.layer_values)

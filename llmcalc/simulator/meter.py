@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, Protocol
 
 from ..algebra import Number
 
-KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "communication", "cache", "overhead")
+MEMORY_KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "communication", "cache", "overhead")
 """Kinds of storages. Activations are the tensors that the backward pass reads; temporary are the other tensors of a
 pass, which do not outlive it.
 """
 
 
-MOVABLE = ("temporary", "activations")
+RECLASSIFIABLE_KINDS = ("temporary", "activations")
 """Kinds of storages that change to another kind when a tensor is saved."""
 
 
@@ -81,7 +81,7 @@ class MemoryPeak:
     @property
     def bytes_of_all_kinds(self) -> dict[str, int]:
         """Returns bytes by kind of memory, with 0 for missing kinds."""
-        return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
+        return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in MEMORY_KINDS}
 
     def copy(self) -> MemoryPeak:
         """Returns a copy of the peak."""
@@ -98,8 +98,8 @@ class Meter:
     place: the place of new storages.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of a loop.
     stream: CUDA stream of new storages, default 0.
-    now, by_kind: bytes of all storages, and the same by kind.
-    peak: the peak since the last `restart`.
+    live_bytes, by_kind: bytes of all storages, and the same by kind.
+    peak_bytes: the peak since the last `restart`.
     peaks: place → its peak since the last `restart`.
     """
 
@@ -108,9 +108,9 @@ class Meter:
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
-        self.now: int = 0
-        self.peak: int = 0
-        self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.live_bytes: int = 0
+        self.peak_bytes: int = 0
+        self.by_kind: dict[str, int] = dict.fromkeys(MEMORY_KINDS, 0)
         self.peaks: dict[AllocationPlace, MemoryPeak] = {}
         self._place = AllocationPlace()
         self._current_peak = self.peaks.setdefault(self._place, MemoryPeak())
@@ -127,8 +127,8 @@ class Meter:
                 self._store_peak_by_kind()
             self._place = allocation_place
             self._current_peak = self.peaks.setdefault(allocation_place, MemoryPeak())
-            if self.now > self._current_peak.bytes:
-                self._current_peak.bytes, self._peak_is_unsettled = self.now, True
+            if self.live_bytes > self._current_peak.bytes:
+                self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
         """Stores the bytes by kind at the current peak, before storages are freed."""
@@ -137,35 +137,35 @@ class Meter:
 
     def allocate(self, nbytes: Number) -> Block:
         memory_kind, device, current_peak = self.kind, self.device, self._current_peak
-        self.now = live_bytes = self.now + nbytes
+        self.live_bytes = live_bytes = self.live_bytes + nbytes
         self.by_kind[memory_kind] += nbytes
         if live_bytes > current_peak.bytes:  # else it is no peak of the run either
             current_peak.bytes, self._peak_is_unsettled = live_bytes, True
-            if live_bytes > self.peak:  # noqa: PLR1730
-                self.peak = live_bytes
+            if live_bytes > self.peak_bytes:  # noqa: PLR1730
+                self.peak_bytes = live_bytes
         return Block(nbytes, memory_kind, None if device is None else device.allocate(nbytes, self.stream))
 
     def free(self, block: Block) -> None:
         if self._peak_is_unsettled:
             self._store_peak_by_kind()
-        self.now -= block.bytes
+        self.live_bytes -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
         """Moves a block's bytes to another kind in the counts. Weights and inputs keep their kind."""
-        if block.kind in MOVABLE:
+        if block.kind in RECLASSIFIABLE_KINDS:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[memory_kind] += block.bytes
             block.kind = memory_kind
 
     def restart(self) -> None:
         """Resets the recorded peaks."""
-        self.peak = self.now
+        self.peak_bytes = self.live_bytes
         self.peaks = {}
         self._current_peak = self.peaks[self._place] = MemoryPeak()
-        self._current_peak.bytes, self._peak_is_unsettled = self.now, True
+        self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
 
 
 class NoMeter:

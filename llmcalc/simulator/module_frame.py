@@ -21,10 +21,10 @@ ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
 INPUTS = (TOKENS, SOURCE)
 """The rows for which the model takes token ids."""
 
-ENTRY = "entry"
+STAGE_INPUT_KEY = "entry"
 """The key of the input of a pipeline stage that lacks the first layers."""
 
-CARRIED = "carried"
+CARRIED_KEY = "carried"
 """The first part of the keys in `Lowering.memo` of tensors that a layer passes to the next one."""
 
 
@@ -61,10 +61,10 @@ class RecomputedModule:
     """A module inside a layer that is recomputed in the backward pass.
 
     values_read: the values that its steps read from outside, except its argument.
-    values_read_outside: ids of the values that it computes for steps outside of it, except its result.
+    ids_read_outside: ids of the values that it computes for steps outside of it, except its result.
     values_to_free: the values that no later step reads.
     """
 
     values_read: tuple[Value, ...]
-    values_read_outside: frozenset[int]
+    ids_read_outside: frozenset[int]
     values_to_free: tuple[Value, ...]

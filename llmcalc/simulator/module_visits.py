@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .layer_loops import LayerStack
 from .meter import AllocationPlace, MemoryPeak, Meter
-from .simulated_work import EFFORT
+from .simulated_work import SIMULATED_WORK
 
 
 class ModuleVisit(NamedTuple):
@@ -20,12 +20,12 @@ class ModuleVisit(NamedTuple):
 
     place: the module and phase.
     peak_bytes: the peak bytes of the stay.
-    work_before: units of `SimulatedWork` in the pass before the stay.
+    work_units_before: units of `SimulatedWork` in the pass before the stay.
     """
 
     place: AllocationPlace
     peak_bytes: int
-    work_before: int
+    work_units_before: int
 
 
 class VisitMeter(Meter):
@@ -46,14 +46,14 @@ class VisitMeter(Meter):
             self._begin_visit()
 
     def restart(self) -> None:
-        self.peak: int = self.now
+        self.peak_bytes: int = self.live_bytes
         self._visits = []
         self._begin_visit()
 
     def _begin_visit(self) -> None:
         self._current_peak = MemoryPeak()
-        self._current_peak.bytes = self.now
-        self._visits.append((self._place, self._current_peak, EFFORT.units))
+        self._current_peak.bytes = self.live_bytes
+        self._visits.append((self._place, self._current_peak, SIMULATED_WORK.units))
 
     def _store_peak_by_kind(self) -> None:
         self._peak_is_unsettled = False
@@ -65,7 +65,7 @@ class VisitMeter(Meter):
             ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_units_before)
             for module_place, peak, work_units in self._visits
         ]
-        return PassVisits(module_visits, EFFORT.units - work_units_before)
+        return PassVisits(module_visits, SIMULATED_WORK.units - work_units_before)
 
 
 class PassVisits(NamedTuple):
@@ -122,9 +122,10 @@ class PassVisits(NamedTuple):
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""
-        removed_work = self.visits[end_index].work_before - self.visits[start_index].work_before
+        removed_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
         later_visits = [
-            visit._replace(work_before=visit.work_before - removed_work) for visit in self.visits[end_index:]
+            visit._replace(work_units_before=visit.work_units_before - removed_work)
+            for visit in self.visits[end_index:]
         ]
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 

@@ -20,22 +20,22 @@ LEAST_BYTES = 1024
 class Offload:
     """Moves the saved tensors of a graph to the host, except weights.
 
-    moved: bytes of each tensor on the host.
+    offloaded_bytes: bytes of each tensor on the host.
     """
 
     def __init__(self, autograd_graph: AutogradGraph) -> None:
         self.graph = autograd_graph
-        self.moved: list[int] = []
-        self.stash: deque[Tensor | None] = deque(maxlen=STASH)
+        self.offloaded_bytes: list[int] = []
+        self.device_copies: deque[Tensor | None] = deque(maxlen=STASH)
 
     def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, on the host if large, otherwise on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
-            self.stash.append(None)
+            self.device_copies.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")
             return SavedTensor(tensor.detached())
-        self.stash.append(tensor.detached())
-        self.moved.append(tensor.bytes)
+        self.device_copies.append(tensor.detached())
+        self.offloaded_bytes.append(tensor.bytes)
         return _HostTensor(self, tensor)
 
 
@@ -49,5 +49,5 @@ class _HostTensor(SavedTensor):
         self.layout = tensor.shape, tensor.dtype, tensor.strides
 
     def unpack(self) -> Tensor:
-        self.offload.stash.clear()
+        self.offload.device_copies.clear()
         return self.offload.graph.new_tensor(*self.layout)

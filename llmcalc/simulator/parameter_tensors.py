@@ -87,14 +87,16 @@ class ParameterTensors(ValueTensors):
         """Returns the parameter or buffer at a path, allocated on first use."""
         if parameter_key not in self.weights:
             with count_storages_as(self.graph.meter, "weights"):
-                self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, is_leaf=self.trained and trained)
+                self.weights[parameter_key] = empty(
+                    self.graph.meter, shape, dtype, is_leaf=self.has_trained_weights and trained
+                )
         return self.weights[parameter_key]
 
     def unread_parameters(self, parameter_name: str, counted_op: CountedOp) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter = self.graph.meter
-        is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
-        is_leaf = is_trained and not getattr(counted_op.op, "frozen", False)
+        is_trained = self.has_trained_weights and self.adapters is None and self.first_trained_layer is None
+        is_leaf = is_trained and not getattr(counted_op.op, "is_frozen", False)
         tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in counted_op.tensors()]
         if counted_op.has_effect("buffers"):
             return [*tensors, empty(memory_meter, (counted_op.buffers(),), self.dtype)]
@@ -102,7 +104,7 @@ class ParameterTensors(ValueTensors):
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
-        return empty(self.graph.meter, template.shape, template.dtype, is_leaf=template.leaf)
+        return empty(self.graph.meter, template.shape, template.dtype, is_leaf=template.is_leaf)
 
     def allocate_unread_parameters(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
@@ -118,5 +120,5 @@ class ParameterTensors(ValueTensors):
         return [
             (parameter_key, weight)
             for parameter_key, weight in self.weights.items()
-            if weight.leaf and parameter_key[0] != ""
+            if weight.is_leaf and parameter_key[0] != ""
         ]

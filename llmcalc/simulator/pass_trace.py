@@ -19,10 +19,10 @@ PassId: TypeAlias = tuple[int, str, int]
 kind: `F` for forward, `L` for a loss, `B` for backward.
 """
 
-PREVIOUS = "previous"
+PREVIOUS_PASS = "previous"
 """In a trace, the kind of the chunk's previous pass, whichever it is."""
 
-FIRST = "0"
+FIRST_PASS = "0"
 """End of the state of a pass whose previous pass is the chunk's first one of its kind."""
 
 PassCase: TypeAlias = tuple[int, str, int, str]
@@ -65,12 +65,13 @@ class PassTrace:
     releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
     final_bytes, bytes_by_kind: bytes after the pass, and the same by kind.
     peak_bytes: the peak of the pass.
-    place_peaks: the peak at each place.
+    peaks_by_place: the peak at each place.
     kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
     start_place, end_place: the places in which the pass starts and ends.
     ends_at_peak: whether the bytes at the end are the peak of that place, and may still rise.
     outputs: the output, or gradients, each with its number: 0, or that of the parameter.
-    input_kind: the kind under which the pass's input is counted from the pass on; None if it does not change.
+    kind_of_input_after_pass: the kind under which the pass's input is counted from the pass on; None if it does not
+        change.
     """
 
     allocator_steps: list[Step] = field(default_factory=list)
@@ -79,18 +80,19 @@ class PassTrace:
     final_bytes: int = 0
     bytes_by_kind: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
-    place_peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
+    peaks_by_place: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
     kinds_at_first_release: dict[str, int] = field(default_factory=dict)
     start_place: AllocationPlace = NOWHERE
     end_place: AllocationPlace = NOWHERE
     ends_at_peak: bool = False
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
-    input_kind: str | None = None
+    kind_of_input_after_pass: str | None = None
 
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
         """Returns the trace with micro-batch numbers relative to this pass.
 
-        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
+        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
+            it.
         """
         model_chunk, _, pass_number = pass_id
         storage_releases: dict[PassId, list[tuple[int, int]]] = {}
@@ -100,7 +102,7 @@ class PassTrace:
                 raise NotRepeatingError
             is_previous_pass = other_pass_id == previous_pass_id
             storage_releases[
-                (model_chunk, PREVIOUS, 0)
+                (model_chunk, PREVIOUS_PASS, 0)
                 if is_previous_pass
                 else (model_chunk, pass_kind, other_pass_number - pass_number)
             ] = pass_releases
@@ -111,7 +113,7 @@ class PassTrace:
         releases_of_traces = (
             {
                 pass_id: [release_event_index for release_event_index, _ in releases]
-                if pass_id[1] == PREVIOUS
+                if pass_id[1] == PREVIOUS_PASS
                 else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
@@ -125,7 +127,7 @@ class PassTrace:
 
     def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
-        return self.releases_of_other_passes.get((model_chunk, PREVIOUS, 0), [])
+        return self.releases_of_other_passes.get((model_chunk, PREVIOUS_PASS, 0), [])
 
     def with_previous_storage_numbers(
         self, model_chunk: int, new_storage_numbers: Mapping[int, int]
@@ -137,7 +139,7 @@ class PassTrace:
         if any(storage_number not in new_storage_numbers for _, storage_number in storage_releases):
             return None
         renumbered_releases = {
-            (model_chunk, PREVIOUS, 0): [
+            (model_chunk, PREVIOUS_PASS, 0): [
                 (event_index, new_storage_numbers[old_storage_number])
                 for event_index, old_storage_number in storage_releases
             ]

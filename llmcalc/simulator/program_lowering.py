@@ -16,11 +16,11 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
-from .layer_pattern import layer_kinds, shortened_layers
+from .layer_pattern import shortened_layers, types_of_layers
 from .liveness import last_readers
 from .meter import NoMeter
-from .module_frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
-from .simulated_work import EFFORT, UNITS_PER_OPERATION
+from .module_frame import INPUTS, STAGE_INPUT_KEY, ModuleFrame, ParameterSet
+from .simulated_work import SIMULATED_WORK, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
 
 
@@ -32,23 +32,27 @@ class ProgramLowering(CacheTensors):
         """Runs a program and returns the result. All other tensors are freed."""
         assert program.result is not None
         self.result: Value = program.result
-        self.has_earlier_tokens: bool = bool(self.store)
-        self.absent_values = set()
-        run_settings = self.run_config, self.include
-        if self.read_program is not program or self.read_run != run_settings:  # else an earlier pass has found the same
-            self.last, self.shared_values = last_readers(program.root, self.choose_branch, self.skips_module)
-            self.last.pop(id(program.result.storage), None)
-            self.read_program, self.read_run = program, run_settings
+        self.has_earlier_tokens: bool = bool(self.cached_tensors_by_path)
+        self.absent_value_ids = set()
+        run_settings = self.run_config, self.included_parts
+        if (
+            self.analyzed_program is not program or self.analyzed_run != run_settings
+        ):  # else an earlier pass has found the same
+            self.last_reader_ids, self.shared_value_ids = last_readers(
+                program.root, self.choose_branch, self.skips_module
+            )
+            self.last_reader_ids.pop(id(program.result.storage), None)
+            self.analyzed_program, self.analyzed_run = program, run_settings
         self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0
-        if program.entry is not None:
-            self.bind(program.entry, self.inputs.pop(ENTRY))
+        if program.stage_input is not None:
+            self.store_without_reshape(program.stage_input, self.inputs.pop(STAGE_INPUT_KEY))
         self.run_module(ModuleFrame(program.root))
         program_result = self.tensor_of(program.result)
-        self.values.clear()
-        self.bound.clear()
-        self.memo = {}
+        self.tensors_by_value.clear()
+        self.view_ids.clear()
+        self.pass_memo = {}
         return program_result
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
@@ -75,13 +79,16 @@ class ProgramLowering(CacheTensors):
             AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
-            self.trained,
-            include=self.include,
+            self.has_trained_weights,
+            included_parts=self.included_parts,
             choices=self.choices,
             adapters=self.adapters,
         )
-        parameter_lowering.graph.enabled, parameter_lowering.only_finds_parameters = False, True
-        parameter_lowering.run_only, parameter_lowering.first_layer_index = self.run_only, self.first_layer_index
+        parameter_lowering.graph.is_grad_enabled, parameter_lowering.only_finds_parameters = False, True
+        parameter_lowering.run_repeats_by_stack, parameter_lowering.first_layer_index = (
+            self.run_repeats_by_stack,
+            self.first_layer_index,
+        )
         parameter_lowering.first_trained_layer, parameter_lowering.trained_dtype = (
             self.first_trained_layer,
             self.trained_dtype,
@@ -99,22 +106,26 @@ class ProgramLowering(CacheTensors):
 
     def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
-        if program.frames is None:
+        if program.audio_frames is None:
             return
-        batch, frame_count, values_per_frame = self.shape(program.frames)
+        batch, frame_count, values_per_frame = self.shape(program.audio_frames)
         if program.frames_by_row:
-            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
+            self.inputs[program.audio_frames.rows] = self.graph.new_tensor(
+                (batch, frame_count, values_per_frame), self.dtype
+            )
         else:
             input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.aten.transpose(input_frames, 1, 2)
+            self.inputs[program.audio_frames.rows] = self.aten.transpose(input_frames, 1, 2)
 
     def create_stage_input(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
-        if program.entry is None:
+        if program.stage_input is None:
             return None
         with count_storages_as(self.graph.meter, "communication"):
-            stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, is_leaf=self.trained)
-        self.inputs[ENTRY] = stage_input
+            stage_input = empty(
+                self.graph.meter, self.shape(program.stage_input), self.dtype, is_leaf=self.has_trained_weights
+            )
+        self.inputs[STAGE_INPUT_KEY] = stage_input
         return stage_input
 
     # --- modules and layers -----------------------------------------------------------------------------------------
@@ -126,12 +137,12 @@ class ProgramLowering(CacheTensors):
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module's operations and submodules, with the module on the stack of running modules."""
         module_scope = module_call.scope
-        module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
+        module_input = None if module_scope.module_argument is None else self.tensor_of(module_scope.module_argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
-        outer_memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
-        outer_value_ids = set(self.values) if module_scope.is_separate_model else set()
+        outer_memo, self.pass_memo = self.pass_memo, {} if module_scope.is_separate_model else self.pass_memo
+        outer_value_ids = set(self.tensors_by_value) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
@@ -140,10 +151,12 @@ class ProgramLowering(CacheTensors):
                 module_kernel()
         if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
             for value_id in (
-                set(self.values) - outer_value_ids - {id(module_scope.output), id(module_scope.output.storage)}
+                set(self.tensors_by_value)
+                - outer_value_ids
+                - {id(module_scope.output), id(module_scope.output.storage)}
             ):
-                self.values.pop(value_id)
-        self.memo = outer_memo
+                self.tensors_by_value.pop(value_id)
+        self.pass_memo = outer_memo
         self.frames.pop()
         memory_meter.place = outer_place
         del module_input
@@ -172,7 +185,7 @@ class ProgramLowering(CacheTensors):
             elif isinstance(scope_item, AlternativeBranches):
                 self.run_alternatives(scope_item)
             elif scope_item.first_layer_output is not None:
-                self.after_first = scope_item
+                self.module_after_first_layer = scope_item
             elif scope_item.stacked_axis is not None:
                 self.run_side_by_side(scope_item)
             else:
@@ -187,7 +200,7 @@ class ProgramLowering(CacheTensors):
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
         """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
         optional_part = program_item.node_fields.get("optional")
-        return bool(optional_part) and optional_part not in self.include
+        return bool(optional_part) and optional_part not in self.included_parts
 
     def has_run(self, module_scope: ModuleScope) -> bool:
         """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
@@ -200,7 +213,7 @@ class ProgramLowering(CacheTensors):
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
         """Records that a skipped module has no output, so that later operations treat it as missing."""
         if module_scope.output is not None:
-            self.absent_values.add(id(module_scope.output.storage))
+            self.absent_value_ids.add(id(module_scope.output.storage))
         if not self.skips_module(module_scope):
             self.stack_number += self._count_layer_stacks(module_scope)
 
@@ -230,7 +243,7 @@ class ProgramLowering(CacheTensors):
         assert executed_branch.output is not None
         if executed_branch is not first_branch:
             self.store_tensor(first_branch.output, self.tensor_of(executed_branch.output))
-            self.forget(executed_branch.output.storage)
+            self.free_value(executed_branch.output.storage)
 
     def run_side_by_side(self, module_scope: ModuleScope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
@@ -242,13 +255,13 @@ class ProgramLowering(CacheTensors):
         )
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
-                self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
+                self.tensors_by_value[id(module_scope.argument_slice)] = argument_slices[copy_index]
             self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner_layer_index=copy_index))
             outputs.append(self.tensor_of(module_output))
-            self.forget(module_output.storage)
+            self.free_value(module_output.storage)
         if module_scope.argument_slice is not None:
-            self.values.pop(id(module_scope.argument_slice))
-        self.stacks[id(module_output)] = outputs
+            self.tensors_by_value.pop(id(module_scope.argument_slice))
+        self.stacked_outputs[id(module_output)] = outputs
         self.release_last_reads(
             module_scope, (input_value for operation in module_scope.steps() for input_value in operation.input_values)
         )
@@ -259,9 +272,11 @@ class ProgramLowering(CacheTensors):
         hidden_states = self.tensor_of(first_input)
         self._free_layer_input(first_input)
         owners_of_layers: dict[str, int] = {}
-        executed_layers = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        executed_layers = shortened_layers(
+            types_of_layers(layer_scopes), self.run_repeats_by_stack.get(self.stack_number)
+        )
         self.stack_number += 1
-        module_after_first_layer, self.after_first = self.after_first, None
+        module_after_first_layer, self.module_after_first_layer = self.module_after_first_layer, None
         for layer_index, layer_scope in enumerate(executed_layers, self.first_layer_index):
             layer_name = layer_scope.node_fields.get("label", "").removesuffix(SHARED)
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
@@ -273,48 +288,51 @@ class ProgramLowering(CacheTensors):
             if module_after_first_layer is not None and layer_index == self.first_layer_index:
                 hidden_states = self.run_after_layer(module_after_first_layer, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
-        self.values[id(last_output)] = hidden_states
+        self.tensors_by_value[id(last_output)] = hidden_states
 
     def run_after_layer(self, module_scope: ModuleScope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
-        self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
+        self.tensors_by_value[id(module_input)], self.tensors_by_value[id(first_layer_output)] = (
+            layer_input,
+            layer_output,
+        )
         self.run_module(ModuleFrame(module_scope))
         output_tensor = self.tensor_of(module_output)
         for recorded_value in (module_input, first_layer_output):
-            self.values.pop(id(recorded_value), None)
-        self.forget(module_output.storage)
+            self.tensors_by_value.pop(id(recorded_value), None)
+        self.free_value(module_output.storage)
         return output_tensor
 
     def _free_layer_input(self, layer_input: Value) -> None:
         """Frees a layer's input, or only the layer's reference if other layers read the input."""
-        self.values.pop(id(layer_input), None)
-        if id(layer_input.storage) not in self.shared_values:
-            self.forget(layer_input.storage)
+        self.tensors_by_value.pop(id(layer_input), None)
+        if id(layer_input.storage) not in self.shared_value_ids:
+            self.free_value(layer_input.storage)
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
         layer_input, layer_output = module_call.scope.layer_values
-        self.values[id(layer_input)] = x
+        self.tensors_by_value[id(layer_input)] = x
         self.run_module(module_call)
         output_tensor = self.tensor_of(layer_output)
         self._free_layer_input(layer_input)
-        self.forget(layer_output.storage)
+        self.free_value(layer_output.storage)
         return output_tensor
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def run_step(self, operation: Step) -> None:
         """Runs an operation with the profile's method of the same name, unless the results are cached."""
-        if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
-            self.absent_values.update(map(id, operation.output_values))
+        if (self.has_earlier_tokens or self.absent_value_ids) and self.is_cached_step(operation):
+            self.absent_value_ids.update(map(id, operation.output_values))
             self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
             self.release_last_reads(operation, operation.input_values)
             return
         kernel = self.kernel_of(operation)
         if kernel is None:
             raise self.unknown_verb_error(operation, operation.verb)
-        EFFORT.units += UNITS_PER_OPERATION
+        SIMULATED_WORK.units += UNITS_PER_OPERATION
         kernel(operation)
         self.release_last_reads(operation, operation.input_values)
 
@@ -324,7 +342,7 @@ class ProgramLowering(CacheTensors):
 
     def is_cached_step(self, operation: Step) -> bool:
         """Whether earlier passes have cached everything that an operation's results are used for."""
-        if operation.verb in WITHOUT_NEW:
+        if operation.verb in SKIPPED_WITHOUT_NEW_ROWS:
             return False
         if any(map(self.is_from_earlier_pass, operation.input_values)):
             return True
@@ -337,8 +355,8 @@ class ProgramLowering(CacheTensors):
     def release_last_reads(self, last_reader: Step | ModuleScope, recorded_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
         for recorded_value in recorded_values:
-            if self.last.get(id(recorded_value.storage)) == id(last_reader):
-                self.forget(recorded_value.storage)
+            if self.last_reader_ids.get(id(recorded_value.storage)) == id(last_reader):
+                self.free_value(recorded_value.storage)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
@@ -352,7 +370,7 @@ class ProgramLowering(CacheTensors):
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
         for operation_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
-            self.memo[operation_name] = self.tensor_of(recorded_value)
+            self.pass_memo[operation_name] = self.tensor_of(recorded_value)
 
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
@@ -382,5 +400,5 @@ class ProgramLowering(CacheTensors):
         return self.aten.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 
-WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
+SKIPPED_WITHOUT_NEW_ROWS = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
 """Verbs of steps that may read cached tensors instead of values of this pass."""

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
 from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_switch
-from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
+from .event_log import FREE_EVENT, PLACE_EVENT, RECLASSIFY_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
-from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
+from .pass_trace import FIRST_PASS, OutputTensor, PassCase, PassId, PassTrace
 from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
@@ -32,16 +32,17 @@ class PassCounter:
     forwards, backwards: chunk → the number of its passes.
     allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
         gradients stay allocated between steps.
-    previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
+    previous_pass_id: the pass before the counted one in its chunk; None for the first one, and where cases do not have
+        it.
     """
 
     def __init__(self, chunk_count: int, splits_by_previous: bool = False) -> None:
         self.forwards: list[int] = [0] * chunk_count
         self.backwards: list[int] = [0] * chunk_count
         self.allocates_gradients: list[bool] = [False] * chunk_count
-        self.by_previous = splits_by_previous
-        self.previous: PassId | None = None
-        self._latest: list[PassId | None] = [None] * chunk_count
+        self.splits_by_previous = splits_by_previous
+        self.previous_pass_id: PassId | None = None
+        self._last_pass_ids: list[PassId | None] = [None] * chunk_count
 
     def begin_step(self) -> None:
         """Starts a step, whose first backward pass per chunk allocates gradients."""
@@ -78,12 +79,12 @@ class PassCounter:
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
-        if not self.by_previous:
+        if not self.splits_by_previous:
             return pass_case, pass_id
         model_chunk, pass_kind, pass_number, pass_state = pass_case
-        self.previous, self._latest[model_chunk] = self._latest[model_chunk], pass_id
-        if self.previous is not None:
-            pass_state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        self.previous_pass_id, self._last_pass_ids[model_chunk] = self._last_pass_ids[model_chunk], pass_id
+        if self.previous_pass_id is not None:
+            pass_state += f" {self.previous_pass_id[1]}{'' if self.previous_pass_id[2] else FIRST_PASS}"
         return (model_chunk, pass_kind, pass_number, pass_state), pass_id
 
 
@@ -138,7 +139,7 @@ class PassRecorder(PassCounter):
     def _record_pass(
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
-        first_event_index, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._surviving_outputs(pass_case[0], pass_output)
@@ -152,7 +153,7 @@ class PassRecorder(PassCounter):
                 start_place,
                 input_storage,
                 outputs,
-                self.previous,
+                self.previous_pass_id,
             )
         )
         return pass_output
@@ -164,7 +165,7 @@ class PassRecorder(PassCounter):
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
         pass_case, pass_id = self.next_backward(model_chunk)
-        first_event_index, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
             output_without_storage(leaf_index, gradient_leaf.grad)
@@ -174,7 +175,14 @@ class PassRecorder(PassCounter):
         end_event_index = len(self.meter.events)
         self.passes.append(
             RecordedPass(
-                pass_case, pass_id, first_event_index, end_event_index, start_place, None, gradients, self.previous
+                pass_case,
+                pass_id,
+                first_event_index,
+                end_event_index,
+                start_place,
+                None,
+                gradients,
+                self.previous_pass_id,
             )
         )
 
@@ -204,7 +212,7 @@ class RecordedPasses:
             event_indices = [
                 event_index
                 for event_index, (storage_number, nbytes, _) in enumerate(memory_events)
-                if nbytes == PLACED or storage_number not in allocated_before
+                if nbytes == PLACE_EVENT or storage_number not in allocated_before
             ]
             memory_events = [memory_events[event_index] for event_index in event_indices]
             recorded_passes = [
@@ -235,9 +243,9 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             for pass_number in (1, 2)
         )
         trace_pairs_of_cases = {
-            (pass_kind, pass_state): (pass_trace, later_traces[pass_kind, pass_state.removesuffix(FIRST)])
+            (pass_kind, pass_state): (pass_trace, later_traces[pass_kind, pass_state.removesuffix(FIRST_PASS)])
             for (pass_kind, pass_state), pass_trace in second_traces.items()
-            if (pass_kind, pass_state.removesuffix(FIRST)) in later_traces
+            if (pass_kind, pass_state.removesuffix(FIRST_PASS)) in later_traces
         }
         if trace_pairs_of_cases.keys() != second_traces.keys() or not all(
             pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in trace_pairs_of_cases.values()
@@ -245,7 +253,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             continue
         storage_numbers: dict[str, dict[int, int]] = {}
         for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
-            if pass_state.endswith(FIRST):
+            if pass_state.endswith(FIRST_PASS):
                 storage_releases = pass_trace.releases_of_previous_pass(model_chunk)
                 later_releases = later_trace.releases_of_previous_pass(model_chunk)
                 release_pairs = zip(later_releases, storage_releases, strict=True)
@@ -259,7 +267,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             )
             if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((model_chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
+                    all_traces.setdefault((model_chunk, pass_kind, pass_number, pass_state + FIRST_PASS), second_trace)
     return all_traces
 
 
@@ -280,17 +288,17 @@ class TraceReader:
     """Reads the trace of memory events of each case: of all passes whose events are equal.
 
     traces: case → the trace of its passes.
-    sizes, kinds: storage → its bytes, and the kind that it is counted under.
-    origins: storage → the pass that allocates it, and its number there.
+    storage_bytes, storage_kinds: storage → its bytes, and the kind that it is counted under.
+    allocating_passes: storage → the pass that allocates it, and its number there.
     output_storages: the storages that may outlive their pass.
     Raises `NotRepeatingError` if passes of a case differ.
     """
 
     def __init__(self, memory_events: Sequence[Event], recorded_passes: Sequence[RecordedPass]) -> None:
         self.events = memory_events
-        self.sizes: dict[int, int] = {}
-        self.kinds: dict[int, str] = {}
-        self.origins: dict[int, tuple[PassId, int]] = {}
+        self.storage_bytes: dict[int, int] = {}
+        self.storage_kinds: dict[int, str] = {}
+        self.allocating_passes: dict[int, tuple[PassId, int]] = {}
         self.output_storages: set[int] = {
             storage for recorded_pass in recorded_passes for _, _, storage in recorded_pass.outputs
         }
@@ -310,20 +318,24 @@ class TraceReader:
         """Reads the events between passes, which may release only outputs of passes."""
         for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
-                self.sizes[storage_number], self.kinds[storage_number] = nbytes, event_detail
-            elif nbytes == TAKEN:
-                self.sizes[storage_number], self.kinds[storage_number] = event_detail, "overhead"
-            elif nbytes == KEPT:
-                self.kinds[storage_number] = event_detail
-            elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
+                self.storage_bytes[storage_number], self.storage_kinds[storage_number] = nbytes, event_detail
+            elif nbytes == WORKSPACE_EVENT:
+                self.storage_bytes[storage_number], self.storage_kinds[storage_number] = event_detail, "overhead"
+            elif nbytes == RECLASSIFY_EVENT:
+                self.storage_kinds[storage_number] = event_detail
+            elif (
+                nbytes == FREE_EVENT
+                and storage_number in self.allocating_passes
+                and storage_number not in self.output_storages
+            ):
                 raise NotRepeatingError
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
         current_place = self._start_place(recorded_pass)
-        bytes_of_storages = self.sizes
-        memory_kinds = self.kinds
-        allocating_passes = self.origins
+        bytes_of_storages = self.storage_bytes
+        memory_kinds = self.storage_kinds
+        allocating_passes = self.allocating_passes
         pass_id = recorded_pass.pass_id
         pass_trace, storage_numbers = PassTrace(start_place=current_place), dict[int, int]()
         allocator_steps, storage_releases = pass_trace.allocator_steps, pass_trace.releases_of_other_passes
@@ -335,7 +347,7 @@ class TraceReader:
         for storage_number, nbytes, event_detail in self.events[
             recorded_pass.first_event_index : recorded_pass.end_event_index
         ]:
-            if nbytes >= 0 or nbytes == TAKEN:
+            if nbytes >= 0 or nbytes == WORKSPACE_EVENT:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
                 number_in_pass = len(storage_numbers)
                 allocating_passes[storage_number] = pass_id, number_in_pass
@@ -348,7 +360,7 @@ class TraceReader:
                     if live_bytes > place_peak_bytes:
                         place_peak_bytes, is_rising = live_bytes, True
                         pass_peak = max(pass_peak, live_bytes)
-            elif nbytes == FREED:
+            elif nbytes == FREE_EVENT:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
@@ -366,7 +378,7 @@ class TraceReader:
                     kinds_at_first_release = bytes_by_kind.copy()
                 live_bytes -= storage_bytes
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
-            elif nbytes == PLACED:
+            elif nbytes == PLACE_EVENT:
                 if storage_number != current_place:
                     if is_rising:
                         peaks[current_place] = place_peak_bytes, bytes_by_kind.copy()
@@ -376,16 +388,16 @@ class TraceReader:
                     place_peak_bytes = peaks[current_place][0] if current_place in peaks else NO_PEAK
                     is_rising = live_bytes > place_peak_bytes
                     place_peak_bytes = max(place_peak_bytes, live_bytes)
-            elif nbytes == KEPT:
+            elif nbytes == RECLASSIFY_EVENT:
                 if storage_number == recorded_pass.input_storage:
-                    pass_trace.input_kind = event_detail
+                    pass_trace.kind_of_input_after_pass = event_detail
                 else:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
                 memory_kinds[storage_number] = event_detail
-            elif nbytes == STREAMED:
+            elif nbytes == STREAM_EVENT:
                 allocator_steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeatingError
@@ -399,7 +411,7 @@ class TraceReader:
         if kinds_at_first_release is None:
             kinds_at_first_release = bytes_by_kind.copy()
         pass_trace.kinds_at_first_release = kinds_at_first_release
-        pass_trace.place_peaks = [
+        pass_trace.peaks_by_place = [
             (allocation_place, peak_bytes, peak_kinds) for allocation_place, (peak_bytes, peak_kinds) in peaks.items()
         ]
         pass_trace.outputs = tuple(
@@ -414,7 +426,7 @@ class TraceReader:
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeatingError` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
-            storage_number not in self.origins or storage_number in self.output_storages
+            storage_number not in self.allocating_passes or storage_number in self.output_storages
         ):
             raise NotRepeatingError
 
@@ -422,7 +434,7 @@ class TraceReader:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
-            if nbytes == PLACED:
+            if nbytes == PLACE_EVENT:
                 return start_place  # type: ignore[no-any-return]
         return recorded_pass.start_place
 
@@ -430,8 +442,8 @@ class TraceReader:
         """Creates the description of a pass's output."""
         return OutputTensor(
             number_in_pass,
-            self.sizes[number_in_run],
-            self.kinds[number_in_run],
+            self.storage_bytes[number_in_run],
+            self.storage_kinds[number_in_run],
             output_template.shape,
             output_template.dtype,
             output_template.strides,

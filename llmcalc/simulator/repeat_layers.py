@@ -13,19 +13,29 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, AllocatorStepEncoder, CachingAllocator, Stretch
-from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
+from .caching_allocator import SINGLE_REPEAT, AllocatorStepEncoder, CachingAllocator, StepList
+from .event_log import (
+    FREE_EVENT,
+    PARAMETER_EVENT,
+    PLACE_EVENT,
+    RECLASSIFY_EVENT,
+    RENAME_EVENT,
+    STREAM_EVENT,
+    WORKSPACE_EVENT,
+    Event,
+    RecordedEvents,
+)
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
 from .meter import AllocationPlace, Meter
 from .replay_result import ReplayResult
 
-LAST = RECORDED_REPEATS - 1
+LAST_RECORDED_REPEAT = RECORDED_REPEATS - 1
 
-NAMING = FREED, KEPT
+NAMING_EVENTS = FREE_EVENT, RECLASSIFY_EVENT
 """Marks of events that name a storage."""
 
-IGNORED_BY_ALLOCATOR = PLACED, KEPT
+EVENTS_IGNORED_BY_ALLOCATOR = PLACE_EVENT, RECLASSIFY_EVENT
 """Marks of events that an allocator does not see."""
 
 Repeat: TypeAlias = tuple[int, int]
@@ -93,13 +103,14 @@ class InnerRepeatEvent(NamedTuple):
     owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
         storage that is the same in all repeats.
     storage_number: the number of the storage in the second repeat; for a storage of all repeats, its number.
-    neighbour_storage: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
+    storage_of_outer_repeat: the number of the storage of the first or the last repeat, which a neighbouring repeat
+        uses.
     nbytes, event_detail: the two other fields of an `Event`.
     """
 
     owner_offset: int | None
     storage_number: Any
-    neighbour_storage: Any
+    storage_of_outer_repeat: Any
     nbytes: int
     event_detail: Any
 
@@ -134,42 +145,43 @@ EventLine: TypeAlias = tuple[Any, int, int, Any]
 class RepeatAnalysis:
     """Finds the memory events of every layer repeat in a recorded run, and replays any number of repeats.
 
-    recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
+    recorded_events: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating_stacks`, and all repeats of the
+        other stacks.
     stacks: all stacks of the model.
-    repeating: the numbers of the stacks whose repeats may vary.
+    repeating_stacks: the numbers of the stacks whose repeats may vary.
     Raises `NotRepeatingError` if the repeats differ.
     """
 
     def __init__(
         self, recorded_events: RecordedEvents, layer_stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
     ) -> None:
-        self.recorded: RecordedEvents = recorded_events
+        self.recorded_events: RecordedEvents = recorded_events
         self.stacks: Sequence[LayerStack] = layer_stacks
-        self.repeating: Sequence[int] = repeating_stacks
-        self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
-        self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
-        self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
+        self.repeating_stacks: Sequence[int] = repeating_stacks
+        self.allocating_repeat: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
+        self.counterparts: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
+        self.stack_of_storage: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
-        repeat_directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
-        self.orders: list[list[tuple[int, int]]] = [
+        repeat_directions = (range(RECORDED_REPEATS), range(LAST_RECORDED_REPEAT, -1, -1))
+        self.release_orders: list[list[tuple[int, int]]] = [
             [(stack_index, repeat_index) for repeat_index in repeat_direction]
             for stack_index in repeating_stacks
             for repeat_direction in repeat_directions
         ]
-        self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
-        self.parts: dict[int, list[Part]] = {}
+        self.events_of_outer_repeats: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
+        self.sweeps_and_events: dict[int, list[Part]] = {}
         for section_events in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
-            if id(section_events) not in self.parts:
+            if id(section_events) not in self.sweeps_and_events:
                 event_groups = list(self._split_by_repeat(section_events))
-                self.edge_events += [
+                self.events_of_outer_repeats += [
                     (layer_repeat[1], memory_events)
                     for layer_repeat, memory_events in event_groups
-                    if layer_repeat is not None and layer_repeat[1] in (0, LAST)
+                    if layer_repeat is not None and layer_repeat[1] in (0, LAST_RECORDED_REPEAT)
                 ]
-                self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
+                self.sweeps_and_events[id(section_events)] = list(self._sweeps_and_events(event_groups))
         layer_sweeps = [
             sweep_or_events
-            for sweeps_and_events in self.parts.values()
+            for sweeps_and_events in self.sweeps_and_events.values()
             for sweep_or_events in sweeps_and_events
             if isinstance(sweep_or_events, LayerSweep)
         ]
@@ -193,9 +205,9 @@ class RepeatAnalysis:
         for memory_event in section_events:
             storage_number, nbytes, _ = memory_event
             if nbytes >= 0:
-                self.allocated_in[storage_number] = layer_repeat
-            elif nbytes in (PLACED, OWNED):
-                if nbytes == PLACED:
+                self.allocating_repeat[storage_number] = layer_repeat
+            elif nbytes in (PLACE_EVENT, PARAMETER_EVENT):
+                if nbytes == PLACE_EVENT:
                     repeat_of_place = self._repeat_of_place(storage_number)
                 else:
                     repeat_of_parameter = None if storage_number is None else self._repeat_of_parameter(storage_number)
@@ -204,10 +216,10 @@ class RepeatAnalysis:
                     if memory_events:
                         yield from self._split_releases(layer_repeat, memory_events)
                     layer_repeat, memory_events = next_repeat, []
-                if nbytes == OWNED:
+                if nbytes == PARAMETER_EVENT:
                     continue
-            elif nbytes == TAKEN:
-                self.allocated_in[storage_number] = None
+            elif nbytes == WORKSPACE_EVENT:
+                self.allocating_repeat[storage_number] = None
             memory_events.append(memory_event)
         if memory_events:
             yield from self._split_releases(layer_repeat, memory_events)
@@ -251,17 +263,22 @@ class RepeatAnalysis:
 
     def _order_of_releases(self, origin_repeats: list[Repeat | None]) -> list[Repeat]:
         """Returns the repeats in the order of their first release of a storage; empty without releases."""
-        if origin_repeats in self.orders:
+        if origin_repeats in self.release_orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
         return next(
-            (repeat_order for repeat_order in self.orders if first_origins in (repeat_order[1:], repeat_order[:-1])), []
+            (
+                repeat_order
+                for repeat_order in self.release_orders
+                if first_origins in (repeat_order[1:], repeat_order[:-1])
+            ),
+            [],
         )
 
     def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
         storage_number, nbytes, _ = memory_event
-        return self.allocated_in.get(storage_number) if nbytes == FREED else None
+        return self.allocating_repeat.get(storage_number) if nbytes == FREE_EVENT else None
 
     def _repeat_of_place(self, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the layer repeat that contains a module."""
@@ -269,7 +286,7 @@ class RepeatAnalysis:
             return None
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
-            repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
+            repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating_stacks)
             self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
@@ -302,7 +319,7 @@ class RepeatAnalysis:
                 yield memory_events
                 group_index += 1
                 continue
-            if layer_repeat[1] not in (0, LAST):
+            if layer_repeat[1] not in (0, LAST_RECORDED_REPEAT):
                 raise NotRepeatingError
             layer_sweep, next_group_index = self._find_layer_sweep(*layer_repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
@@ -320,7 +337,7 @@ class RepeatAnalysis:
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
         is_ascending = repeat_index == 0
-        direction_step, last_repeat = (1, LAST) if is_ascending else (-1, 0)
+        direction_step, last_repeat = (1, LAST_RECORDED_REPEAT) if is_ascending else (-1, 0)
         events_by_repeat: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_outside_repeats: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for group_index in range(first_group_index, len(event_groups)):
@@ -351,21 +368,27 @@ class RepeatAnalysis:
             if nbytes != third_nbytes or event_detail != third_detail:
                 raise NotRepeatingError
             if nbytes >= 0:
-                self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
-                self.stack_of[second_storage] = layer_sweep.stack_index
-            elif nbytes in (TAKEN, NAMED):
+                self.counterparts[second_storage], self.counterparts[third_storage] = (
+                    (second_storage, 1),
+                    (second_storage, 2),
+                )
+                self.stack_of_storage[second_storage] = layer_sweep.stack_index
+            elif nbytes in (WORKSPACE_EVENT, RENAME_EVENT):
                 raise NotRepeatingError
 
     def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
-        if nbytes == PLACED:
+        if nbytes == PLACE_EVENT:
             return self._inner_place_event(second_storage, third_storage)
-        second_counterpart, third_counterpart = self.twins.get(second_storage), self.twins.get(third_storage)
+        second_counterpart, third_counterpart = (
+            self.counterparts.get(second_storage),
+            self.counterparts.get(third_storage),
+        )
         if second_storage == third_storage and second_counterpart is None:
             return InnerRepeatEvent(None, second_storage, second_storage, nbytes, event_detail)
         if any(
-            counterpart is not None and self.stack_of[counterpart[0]] != stack_index
+            counterpart is not None and self.stack_of_storage[counterpart[0]] != stack_index
             for counterpart in (second_counterpart, third_counterpart)
         ):
             raise NotRepeatingError
@@ -388,32 +411,39 @@ class RepeatAnalysis:
         """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
-        of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
-        for which no event was recorded.
+        of counterparts are released or reclassified outside of the inner repeats, the same would happen in further
+        repeats, for which no event was recorded.
         """
-        for layer_repeat, memory_events in self.edge_events:
+        for layer_repeat, memory_events in self.events_of_outer_repeats:
             inner_repeat = 2 if layer_repeat == 0 else 1
             for storage_number, nbytes, _ in memory_events:
-                if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
+                if (
+                    nbytes != PLACE_EVENT
+                    and storage_number in self.counterparts
+                    and self.counterparts[storage_number][1] == inner_repeat
+                ):
                     raise NotRepeatingError
         outer_events: set[tuple[int, int, int]] = set()
         for sweep_or_events in (
-            sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
+            sweep_or_events
+            for sweeps_and_events in self.sweeps_and_events.values()
+            for sweep_or_events in sweeps_and_events
         ):
             for memory_events in (
-                (sweep_or_events.events_by_repeat[0], sweep_or_events.events_by_repeat[LAST])
+                (sweep_or_events.events_by_repeat[0], sweep_or_events.events_by_repeat[LAST_RECORDED_REPEAT])
                 if isinstance(sweep_or_events, LayerSweep)
                 else (sweep_or_events,)
             ):
                 if any(
-                    nbytes == NAMED and (storage_number in self.twins or other_storage in self.twins)
+                    nbytes == RENAME_EVENT
+                    and (storage_number in self.counterparts or other_storage in self.counterparts)
                     for storage_number, nbytes, other_storage in memory_events
                 ):
                     raise NotRepeatingError
                 outer_events |= {
-                    (*self.twins[storage_number], nbytes)
+                    (*self.counterparts[storage_number], nbytes)
                     for storage_number, nbytes, _ in memory_events
-                    if nbytes in NAMING and storage_number in self.twins
+                    if nbytes in NAMING_EVENTS and storage_number in self.counterparts
                 }
         if any(
             (counterpart_storage, 2, nbytes) in outer_events
@@ -426,10 +456,10 @@ class RepeatAnalysis:
         """Returns the place of an inner repeat's event, from its places in the second and the third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
-            return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
+            return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
         if layer_repeat is None or self.stacks[layer_repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
             raise NotRepeatingError
-        return InnerRepeatEvent(0, second_place, second_place, PLACED, None)
+        return InnerRepeatEvent(0, second_place, second_place, PLACE_EVENT, None)
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
@@ -442,83 +472,91 @@ class RepeatAnalysis:
         """
         repeated_events = RepeatedEvents(self, repeats_by_stack)
         memory_meter = Meter()
-        set_up_events = repeated_events.events_of_full_run(self.recorded.set_up)
+        set_up_events = repeated_events.events_of_full_run(self.recorded_events.set_up)
         added_events = further_set_up(repeated_events) if further_set_up is not None else []
-        blocks: list[Any] = [None] * (repeated_events.count + len(added_events))
+        blocks: list[Any] = [None] * (repeated_events.storage_count + len(added_events))
         _replay_on_meter(memory_meter, [*set_up_events, *added_events], blocks)
-        replay_result = ReplayResult(set_up_bytes=memory_meter.now)
-        for section_events in self.recorded.first_step:
+        replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
+        for section_events in self.recorded_events.first_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         first_step_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = AllocationPlace()
-        for section_events in self.recorded.reported_step:
+        for section_events in self.recorded_events.reported_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
-        replay_result.store_step_peaks(first_step_peaks, memory_meter.peaks, self.recorded.phases)
-        replay_result.final_bytes = memory_meter.now
+        replay_result.store_step_peaks(first_step_peaks, memory_meter.peaks, self.recorded_events.phases)
+        replay_result.final_bytes = memory_meter.live_bytes
         return replay_result
 
     def allocator_steps(
         self, further_set_up: Callable[[RepeatedEvents], list[Event]]
-    ) -> tuple[list[Stretch], int, AllocatorStepEncoder]:
+    ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
         """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
-        storage_count = repeated_events.count + len(added_events)
+        storage_count = repeated_events.storage_count + len(added_events)
         step_encoder = AllocatorStepEncoder(storage_count)
-        step_lists: list[Stretch] = []
-        for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
+        step_lists: list[StepList] = []
+        for section_events in (
+            self.recorded_events.set_up,
+            *self.recorded_events.first_step,
+            *self.recorded_events.reported_step,
+        ):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
-            if section_events is self.recorded.set_up:
+            if section_events is self.recorded_events.set_up:
                 step_lists.append((step_encoder.steps(added_events), 0))
         return step_lists, storage_count, step_encoder
 
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        step_encoder = AllocatorStepEncoder(repeated_events.count)
-        for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
+        step_encoder = AllocatorStepEncoder(repeated_events.storage_count)
+        for section_events in (
+            self.recorded_events.set_up,
+            *self.recorded_events.first_step,
+            *self.recorded_events.reported_step,
+        ):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
-                    device.play(allocator_steps, repeated_events.count, storage_offset)
+                    device.run_steps(allocator_steps, repeated_events.storage_count, storage_offset)
         return AllocatorOverhead.overhead_of_replay(device, step_encoder)
 
 
 class RepeatedEvents:
     """The events of a run with any number of repeats per stack.
 
-    count: the number of storages.
+    storage_count: the number of storages.
     """
 
     def __init__(self, repeat_analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
         self.analysis: RepeatAnalysis = repeat_analysis
-        self.inner_repeats: dict[int, int] = {
-            stack_index: repeats_by_stack.get(stack_index, repeat_analysis.stacks[stack_index].repeats) - 2
-            for stack_index in repeat_analysis.repeating
+        self.inner_repeat_counts: dict[int, int] = {
+            stack_index: repeats_by_stack.get(stack_index, repeat_analysis.stacks[stack_index].repeat_count) - 2
+            for stack_index in repeat_analysis.repeating_stacks
         }
-        self.count: int = max(repeat_analysis.allocated_in, default=-1) + 1
-        self.starts: dict[int, int] = {}
-        self.numbers: dict[Any, int] = {}
-        for storage_number, stack_number in repeat_analysis.stack_of.items():
-            self.starts[storage_number] = self.numbers[storage_number] = self.count
-            self.count += self.inner_repeats[stack_number]
-        for storage_number, (counterpart_storage, layer_repeat) in repeat_analysis.twins.items():
+        self.storage_count: int = max(repeat_analysis.allocating_repeat, default=-1) + 1
+        self.first_storage_numbers: dict[int, int] = {}
+        self.storage_numbers: dict[Any, int] = {}
+        for storage_number, stack_number in repeat_analysis.stack_of_storage.items():
+            self.first_storage_numbers[storage_number] = self.storage_numbers[storage_number] = self.storage_count
+            self.storage_count += self.inner_repeat_counts[stack_number]
+        for storage_number, (counterpart_storage, layer_repeat) in repeat_analysis.counterparts.items():
             if layer_repeat == 2:
-                self.numbers[storage_number] = (
-                    self.starts[counterpart_storage]
-                    + self.inner_repeats[repeat_analysis.stack_of[counterpart_storage]]
+                self.storage_numbers[storage_number] = (
+                    self.first_storage_numbers[counterpart_storage]
+                    + self.inner_repeat_counts[repeat_analysis.stack_of_storage[counterpart_storage]]
                     - 1
                 )
-        self.pieces: dict[int, list[Event]] = {}
+        self.events_by_section: dict[int, list[Event]] = {}
 
     def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to these recorded events."""
-        if id(section_events) not in self.pieces:
-            full_run_events = self.pieces[id(section_events)] = []
-            for sweep_or_events in self.analysis.parts[id(section_events)]:
+        if id(section_events) not in self.events_by_section:
+            full_run_events = self.events_by_section[id(section_events)] = []
+            for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
                 if isinstance(sweep_or_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
                         sweep_or_events,
@@ -527,38 +565,40 @@ class RepeatedEvents:
                         full_run_events += repeat_events
                 else:
                     full_run_events += self._renumbered_events(sweep_or_events)
-        return self.pieces[id(section_events)]
+        return self.events_by_section[id(section_events)]
 
     def numbers_in_full_run(self, storage_number: int) -> Sequence[int]:
         """Returns the full run's numbers of a recorded storage: of every inner repeat, or one."""
-        if storage_number in self.starts:
-            first_number = self.starts[storage_number]
-            return range(first_number, first_number + self.inner_repeats[self.analysis.stack_of[storage_number]])
-        return (self.numbers.get(storage_number, storage_number),)
+        if storage_number in self.first_storage_numbers:
+            first_number = self.first_storage_numbers[storage_number]
+            return range(
+                first_number, first_number + self.inner_repeat_counts[self.analysis.stack_of_storage[storage_number]]
+            )
+        return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
         """Yields the allocator's events, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
-        for sweep_or_events in self.analysis.parts[id(section_events)]:
+        for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
             if not isinstance(sweep_or_events, LayerSweep):
-                yield _events_of_allocator(self._renumbered_events(sweep_or_events)), ONCE
+                yield _events_of_allocator(self._renumbered_events(sweep_or_events)), SINGLE_REPEAT
                 continue
             inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner_events]
             repeat_order = self._repeat_order(sweep_or_events)
             repeat_events = self._events_of_sweep(sweep_or_events, inner_events)
             if (
-                any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
+                any(not storage_increment and nbytes == FREE_EVENT for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
             ):
-                yield from ((_events_of_allocator(memory_events), ONCE) for memory_events in repeat_events)
+                yield from ((_events_of_allocator(memory_events), SINGLE_REPEAT) for memory_events in repeat_events)
                 continue
             for memory_events in (
                 next(repeat_events),
                 next(repeat_events),
             ):  # the first repeat, and the next one, which may use storages of it
-                yield _events_of_allocator(memory_events), ONCE
+                yield _events_of_allocator(memory_events), SINGLE_REPEAT
             yield (
                 _events_of_allocator(
                     [
@@ -568,22 +608,25 @@ class RepeatedEvents:
                 ),
                 repeat_order[1:-1],
             )
-            yield _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])), ONCE
-            yield _events_of_allocator(self._renumbered_events(sweep_or_events.events_in_order[-1])), ONCE
+            yield (
+                _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])),
+                SINGLE_REPEAT,
+            )
+            yield _events_of_allocator(self._renumbered_events(sweep_or_events.events_in_order[-1])), SINGLE_REPEAT
 
     def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
-        full_run_number = self.numbers.get
+        full_run_number = self.storage_numbers.get
         return [
             (self.place_in_full_run(recorded_storage), nbytes, event_detail)
-            if nbytes == PLACED
+            if nbytes == PLACE_EVENT
             else (full_run_number(recorded_storage, recorded_storage), nbytes, event_detail)
             for recorded_storage, nbytes, event_detail in memory_events
         ]
 
     def _repeat_order(self, layer_sweep: LayerSweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
-        inner_repeats = range(self.inner_repeats[layer_sweep.stack_index])
+        inner_repeats = range(self.inner_repeat_counts[layer_sweep.stack_index])
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
@@ -601,7 +644,7 @@ class RepeatedEvents:
         memory_events = [
             (
                 place_in_later_repeat(storage_number, repeat_index)
-                if storage_increment and nbytes == PLACED
+                if storage_increment and nbytes == PLACE_EVENT
                 else storage_number + storage_increment * repeat_index
                 if storage_increment
                 else storage_number,
@@ -610,12 +653,12 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for end_repeat, owner_offset in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
+        for end_repeat, owner_offset in ((0, -1), (self.inner_repeat_counts[layer_sweep.stack_index] - 1, 1)):
             if repeat_index == end_repeat:  # the storages of a neighbour that is the first or the last repeat
                 for event_index, memory_event in enumerate(layer_sweep.inner_events):
                     if memory_event.owner_offset == owner_offset:
                         memory_events[event_index] = (
-                            memory_event.neighbour_storage,
+                            memory_event.storage_of_outer_repeat,
                             memory_event.nbytes,
                             memory_event.event_detail,
                         )
@@ -625,10 +668,10 @@ class RepeatedEvents:
         """Returns an event as a function of the inner repeat."""
         if memory_event.owner_offset is None:
             return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail
-        if memory_event.nbytes == PLACED:
+        if memory_event.nbytes == PLACE_EVENT:
             return memory_event.storage_number, 1, memory_event.nbytes, memory_event.event_detail
         return (
-            self.starts[memory_event.storage_number] + memory_event.owner_offset,
+            self.first_storage_numbers[memory_event.storage_number] + memory_event.owner_offset,
             1,
             memory_event.nbytes,
             memory_event.event_detail,
@@ -636,19 +679,19 @@ class RepeatedEvents:
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
-        for stack_index, inner_repeats in self.inner_repeats.items():
+        for stack_index, inner_repeats in self.inner_repeat_counts.items():
             layer_stack = self.analysis.stacks[stack_index]
-            first_layer_of_last_repeat = layer_stack.layers_before + LAST * layer_stack.layer_period
+            first_layer_of_last_repeat = layer_stack.layers_before + LAST_RECORDED_REPEAT * layer_stack.layer_period
             if layer_stack.contains(
                 allocation_place
-            ) and first_layer_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):
+            ) and first_layer_of_last_repeat <= allocation_place.layer_index < layer_stack.end_index(RECORDED_REPEATS):
                 return layer_stack.place_in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
         return allocation_place
 
 
 def _events_of_allocator(memory_events: Sequence[Event]) -> list[Event]:
     """Returns the events that change the allocator's state."""
-    return [memory_event for memory_event in memory_events if memory_event[1] not in IGNORED_BY_ALLOCATOR]
+    return [memory_event for memory_event in memory_events if memory_event[1] not in EVENTS_IGNORED_BY_ALLOCATOR]
 
 
 def _replay_on_meter(memory_meter: Meter, memory_events: Sequence[Event], blocks: list[Any]) -> None:
@@ -658,15 +701,15 @@ def _replay_on_meter(memory_meter: Meter, memory_events: Sequence[Event], blocks
         if nbytes >= 0:
             memory_meter.kind = event_detail
             blocks[storage_number] = allocate_block(nbytes)
-        elif nbytes == FREED:
+        elif nbytes == FREE_EVENT:
             free_block(blocks[storage_number])
-        elif nbytes == PLACED:
+        elif nbytes == PLACE_EVENT:
             memory_meter.place = storage_number
-        elif nbytes == KEPT:
+        elif nbytes == RECLASSIFY_EVENT:
             memory_meter.reclassify(blocks[storage_number], event_detail)
-        elif nbytes == NAMED:
+        elif nbytes == RENAME_EVENT:
             blocks[storage_number] = blocks[event_detail]
-        elif nbytes == STREAMED:
+        elif nbytes == STREAM_EVENT:
             memory_meter.stream = event_detail
         elif blocks[storage_number] is None:  # the mark of a workspace that does not exist yet
             memory_meter.kind = "overhead"

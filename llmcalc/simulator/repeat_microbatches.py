@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .caching_allocator import Step, Stretch, encode_allocation, encode_release, encode_stream_switch
+from .caching_allocator import Step, StepList, encode_allocation, encode_release, encode_stream_switch
 from .meter import AllocationPlace, Block, MemoryPeak, Meter
-from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
+from .pass_trace import PREVIOUS_PASS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
 from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
@@ -26,17 +26,17 @@ ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 class EventMeter(Meter):
     """A meter that also records allocations and releases for the allocator.
 
-    count: the number of storages so far.
-    pieces: the allocator's steps, in order.
+    storage_count: the number of storages so far.
+    step_lists: the allocator's steps, in order.
     """
 
     def __init__(self) -> None:
-        self.count: int = 0
-        self.pieces: list[Stretch] = []
+        self.storage_count: int = 0
+        self.step_lists: list[StepList] = []
         self._steps: list[Step] = []
         super().__init__()
-        self._highest: dict[tuple[int, int], int] = {}
-        self._highest_in = self.peaks
+        self._highest_peak: dict[tuple[int, int], int] = {}
+        self._place_of_highest_peak = self.peaks
         self._shifted_places: dict[tuple[int, int], ShiftedPlaces] = {}
 
     @property
@@ -50,10 +50,10 @@ class EventMeter(Meter):
 
     def allocate(self, nbytes: int) -> Block:
         block = super().allocate(nbytes)
-        block.handle = self.count
+        block.handle = self.storage_count
         if nbytes:
-            self._steps.append(encode_allocation(self.count, nbytes))
-        self.count += 1
+            self._steps.append(encode_allocation(self.storage_count, nbytes))
+        self.storage_count += 1
         return block
 
     def free(self, block: Block) -> None:
@@ -64,7 +64,7 @@ class EventMeter(Meter):
     def end_event_list(self) -> None:
         """Ends the current list of events, and starts the next."""
         if self._steps:
-            self.pieces.append((self._steps, 0))
+            self.step_lists.append((self._steps, 0))
             self._steps = []
 
     def play_pass(
@@ -83,8 +83,8 @@ class EventMeter(Meter):
         """
         start_place, end_place, peaks = self._places_in_later_layer(pass_trace, added_layers)
         self.place = start_place
-        first_storage_number = self.count
-        self.count += pass_trace.storage_count
+        first_storage_number = self.storage_count
+        self.storage_count += pass_trace.storage_count
         self.end_event_list()
         allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
@@ -95,7 +95,9 @@ class EventMeter(Meter):
                 pass_offset,
             ), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_offset)
+                    previous_pass_id
+                    if pass_kind == PREVIOUS_PASS
+                    else (model_chunk, pass_kind, pass_id[2] + pass_offset)
                 )
                 other_first_storage: int | None = first_storage_number
                 if other_pass_id != pass_id:
@@ -105,7 +107,7 @@ class EventMeter(Meter):
                 other_first_storage -= first_storage_number
                 for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
-        self.pieces.append((allocator_steps, first_storage_number))
+        self.step_lists.append((allocator_steps, first_storage_number))
         self._count_pass(pass_trace, added_layers, end_place, peaks)
         return first_storage_number
 
@@ -116,7 +118,7 @@ class EventMeter(Meter):
         if shifted_places is None:
             peaks = [
                 (place_in_later_layer(allocation_place, added_layers), peak_bytes, bytes_by_kind)
-                for allocation_place, peak_bytes, bytes_by_kind in pass_trace.place_peaks
+                for allocation_place, peak_bytes, bytes_by_kind in pass_trace.peaks_by_place
             ]
             start_place, end_place = (
                 place_in_later_layer(recorded_place, added_layers)
@@ -132,15 +134,15 @@ class EventMeter(Meter):
 
         end_place, peaks: those of the trace, with all layer indices shifted.
         """
-        bytes_before, bytes_by_kind_before = self.now, self.by_kind
+        bytes_before, bytes_by_kind_before = self.live_bytes, self.by_kind
         if self._peak_is_unsettled:
             self._current_peak.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
-        if self._highest_in is not self.peaks:
-            self._highest_in, self._highest = self.peaks, {}
+        if self._place_of_highest_peak is not self.peaks:
+            self._place_of_highest_peak, self._highest_peak = self.peaks, {}
         trace_and_layers = id(pass_trace), added_layers
         is_rising = False
-        if bytes_before > self._highest.get(trace_and_layers, -1):  # else each place had as much before
-            self._highest[trace_and_layers] = bytes_before
+        if bytes_before > self._highest_peak.get(trace_and_layers, -1):  # else each place had as much before
+            self._highest_peak[trace_and_layers] = bytes_before
             for allocation_place, peak_bytes, bytes_by_kind in peaks:
                 peak = self.peaks.get(allocation_place)
                 if peak is None:
@@ -150,8 +152,8 @@ class EventMeter(Meter):
                         bytes_before + peak_bytes, bytes_by_kind_before, bytes_by_kind
                     )
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_at_peak)
-        self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
-        self.now += pass_trace.final_bytes
+        self.peak_bytes: int = max(self.peak_bytes, bytes_before + pass_trace.peak_bytes)
+        self.live_bytes += pass_trace.final_bytes
         self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.bytes_by_kind)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
@@ -159,18 +161,18 @@ class EventMeter(Meter):
 class SummedPeak(MemoryPeak):
     """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
 
-    __slots__ = ("_by_kind", "added", "before")
+    __slots__ = ("_by_kind", "added_bytes", "bytes_before")
 
     def __init__(self, bytes: int, bytes_before: Mapping[str, int], added_bytes: Mapping[str, int]) -> None:
         self.bytes: int = bytes
-        self.before: Mapping[str, int] = bytes_before
-        self.added: Mapping[str, int] = added_bytes
+        self.bytes_before: Mapping[str, int] = bytes_before
+        self.added_bytes: Mapping[str, int] = added_bytes
         self._by_kind: dict[str, int] | None = None
 
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _add_byte_counts(self.before, self.added)
+            self._by_kind = _add_byte_counts(self.bytes_before, self.added_bytes)
         return self._by_kind
 
     @by_kind.setter
@@ -196,7 +198,7 @@ class PassPlayer(PassCounter):
     """Replays recorded passes instead of running them.
 
     pass_traces: case → the trace of its passes.
-    more_layers: chunk → layers before it that the recorded run did not have.
+    added_layers: chunk → layers before it that the recorded run did not have.
     splits_by_previous: as of `PassCounter`, as in the recorded run.
     """
 
@@ -204,14 +206,14 @@ class PassPlayer(PassCounter):
         self,
         memory_meter: EventMeter,
         pass_traces: Mapping[PassCase, PassTrace],
-        more_layers: Sequence[int],
+        added_layers: Sequence[int],
         splits_by_previous: bool = False,
     ) -> None:
-        super().__init__(len(more_layers), splits_by_previous)
+        super().__init__(len(added_layers), splits_by_previous)
         self.meter: EventMeter = memory_meter
         self.traces: Mapping[PassCase, PassTrace] = pass_traces
-        self.more_layers: Sequence[int] = more_layers
-        self.first_storages: dict[PassId, int] = {}
+        self.added_layers: Sequence[int] = added_layers
+        self.first_storage_numbers: dict[PassId, int] = {}
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Replays a forward pass."""
@@ -226,8 +228,8 @@ class PassPlayer(PassCounter):
     ) -> Tensor:
         """Replays a forward pass and returns the output."""
         pass_trace, first_storage_number = self._play_pass(model_chunk, pass_case, pass_id)
-        if input_tensor is not None and pass_trace.input_kind is not None:
-            input_tensor.storage.block.kind = pass_trace.input_kind
+        if input_tensor is not None and pass_trace.kind_of_input_after_pass is not None:
+            input_tensor.storage.block.kind = pass_trace.kind_of_input_after_pass
         ((_, pass_output),) = pass_trace.outputs
         return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
@@ -246,7 +248,7 @@ class PassPlayer(PassCounter):
         if pass_trace is None:
             raise NotRepeatingError
         first_storage_number = self.meter.play_pass(
-            pass_trace, pass_id, self.more_layers[model_chunk], self.first_storages, self.previous
+            pass_trace, pass_id, self.added_layers[model_chunk], self.first_storage_numbers, self.previous_pass_id
         )
-        self.first_storages[pass_id] = first_storage_number
+        self.first_storage_numbers[pass_id] = first_storage_number
         return pass_trace, first_storage_number

@@ -40,21 +40,21 @@ class ShortenedPasses:
             ),
             len(memory_events),
         ]
-        self.pieces: list[Sequence[Event]] = [
+        self.event_sections: list[Sequence[Event]] = [
             memory_events[section_start:section_end] for section_start, section_end in pairwise(boundary_indices)
         ]
         repeat_analysis = RepeatAnalysis(
-            RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
+            RecordedEvents([], self.event_sections, [], PHASES), layer_stacks, range(len(layer_stacks))
         )
-        self.repeated: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
+        self.repeated_events: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
-        for i, section_events in enumerate(self.pieces):
+        for i, section_events in enumerate(self.event_sections):
             first_event_index = len(full_run_events)
-            full_run_events += self.repeated.events_of_full_run(section_events)
+            full_run_events += self.repeated_events.events_of_full_run(section_events)
             if i % 2:
                 recorded_passes.append(
                     self._extended_pass(self.passes[i // 2], section_events, first_event_index, len(full_run_events))
@@ -72,7 +72,7 @@ class ShortenedPasses:
         return recorded_pass._replace(
             first_event_index=first_event_index,
             end_event_index=end_event_index,
-            start_place=self.repeated.place_in_full_run(recorded_pass.start_place),
+            start_place=self.repeated_events.place_in_full_run(recorded_pass.start_place),
             input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
             outputs=self.outputs_of_full_pass(recorded_pass, pass_events),
         )
@@ -86,4 +86,4 @@ class ShortenedPasses:
 
     def storage_in_full_pass(self, storage_number: int) -> int:
         """Converts a storage's number in the recorded passes to the number in the passes with all layers."""
-        return self.repeated.numbers.get(storage_number, storage_number)
+        return self.repeated_events.storage_numbers.get(storage_number, storage_number)

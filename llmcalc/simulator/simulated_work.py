@@ -86,7 +86,7 @@ class SimulatedWork:
             self.use_recording(recording_key, recording_units)
 
 
-EFFORT = SimulatedWork()
+SIMULATED_WORK = SimulatedWork()
 
 
 class WorkBudget:
@@ -98,14 +98,14 @@ class WorkBudget:
 
     def restart(self) -> None:
         """Begins another search, which may do as much work."""
-        EFFORT.begin_search()
-        self._start: int = EFFORT.units
+        SIMULATED_WORK.begin_search()
+        self._units_at_start: int = SIMULATED_WORK.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
         """Whether this share of the budget is spent, by default all of it."""
-        return EFFORT.units - self._start >= budget_share * self._units
+        return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
 
     @property
     def units_left(self) -> int:
         """The units of work that the search may still do; 0 if the budget is spent."""
-        return max(0, self._start + self._units - EFFORT.units)
+        return max(0, self._units_at_start + self._units - SIMULATED_WORK.units)

@@ -16,7 +16,7 @@ from ..algebra import Number
 Shape: TypeAlias = tuple[Number, ...]
 Strides: TypeAlias = tuple[Number, ...]
 
-REMEMBERED = 4096
+CACHED_STRIDES = 4096
 """Shapes whose strides each function remembers: equal layers ask for the same ones."""
 
 
@@ -35,7 +35,7 @@ def is_size_zero(axis_size: Number) -> bool:
     return isinstance(axis_size, int) and axis_size == 0
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_STRIDES)
 def contiguous_strides(shape: Shape) -> Strides:
     """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
@@ -47,7 +47,7 @@ def contiguous_strides(shape: Shape) -> Strides:
     return tuple(reversed(strides))
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_STRIDES)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether strides are contiguous, ignoring axes with one element."""
     if any(map(is_size_zero, shape)):
@@ -56,7 +56,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_STRIDES)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     strides_and_sizes = [
@@ -76,7 +76,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     return True
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_STRIDES)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     """Returns the strides of a view with another shape; None if the shape needs a copy."""
     element_count = count(shape)
@@ -108,21 +108,21 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 class SizeProduct:
     """A product of tensor sizes, compared with another product by value, or for symbols by equality."""
 
-    __slots__ = ("n",)
+    __slots__ = ("integer_factor",)
 
     def __init__(self) -> None:
-        self.n: Number = 1
+        self.integer_factor: Number = 1
 
     def grow(self, factor: Number) -> None:
-        self.n = factor if is_size_one(self.n) else self.n * factor
+        self.integer_factor = factor if is_size_one(self.integer_factor) else self.integer_factor * factor
 
     def times(self, stride: Number) -> Number:
-        return self.n if is_size_one(stride) else self.n * stride
+        return self.integer_factor if is_size_one(stride) else self.integer_factor * stride
 
     def reaches(self, other_size: SizeProduct) -> bool:
-        if isinstance(self.n, int) and isinstance(other_size.n, int):
-            return self.n >= other_size.n
-        return bool(self.n == other_size.n)
+        if isinstance(self.integer_factor, int) and isinstance(other_size.integer_factor, int):
+            return self.integer_factor >= other_size.integer_factor
+        return bool(self.integer_factor == other_size.integer_factor)
 
 
 def broadcast_shape(*shapes: Shape) -> Shape:
@@ -153,7 +153,7 @@ def _broadcast_size(first_axis_size: Number, second_axis_size: Number) -> Number
     return second_axis_size
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_STRIDES)
 def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
     """Returns the strides of an elementwise result: the operands' strides if equal, else dense in the same order."""
     if all(operand_shape == shape for operand_shape, _ in operands):

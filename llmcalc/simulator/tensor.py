@@ -18,15 +18,15 @@ from .strides import Shape, Strides, contiguous_strides, count, is_contiguous
 
 
 class Dtype:
-    """A number format. rank: the higher-ranked format of two operands is the result's format."""
+    """A number format. promotion_rank: the higher-ranked format of two operands is the result's format."""
 
-    __slots__ = ("bytes", "floating", "name", "rank")
+    __slots__ = ("bytes", "is_floating_point", "name", "promotion_rank")
 
-    def __init__(self, format_name: str, element_bytes: int, rank: int, is_floating: bool = False) -> None:
+    def __init__(self, format_name: str, element_bytes: int, promotion_rank: int, is_floating: bool = False) -> None:
         self.name: str = format_name
         self.bytes: int = element_bytes
-        self.rank: int = rank
-        self.floating: bool = is_floating
+        self.promotion_rank: int = promotion_rank
+        self.is_floating_point: bool = is_floating
 
     def __repr__(self) -> str:
         return self.name
@@ -45,7 +45,7 @@ def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
     """Returns the number format of an elementwise result."""
     if {first_dtype, second_dtype} == {BFLOAT16, FLOAT16}:
         return FLOAT32
-    return first_dtype if first_dtype.rank >= second_dtype.rank else second_dtype
+    return first_dtype if first_dtype.promotion_rank >= second_dtype.promotion_rank else second_dtype
 
 
 class Meter(Protocol):
@@ -117,13 +117,25 @@ class Storage:
 class Tensor:
     """A tensor of known shape, strides and type.
 
-    node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
+    node: the node that made it, None if no gradient flows back from it. output_index: which of the node's outputs it
+        is.
     is_leaf: whether it is trained: its gradient stays in `grad`.
     has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
         beside it, also where gradients are not recorded.
     """
 
-    __slots__ = ("__weakref__", "dtype", "grad", "has_base", "leaf", "node", "output", "shape", "storage", "strides")
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "grad",
+        "has_base",
+        "is_leaf",
+        "node",
+        "output_index",
+        "shape",
+        "storage",
+        "strides",
+    )
 
     def __init__(
         self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, is_leaf: bool = False
@@ -132,8 +144,8 @@ class Tensor:
         self.dtype: Dtype = dtype
         self.storage: Storage = storage
         self.strides: Strides = contiguous_strides(shape) if strides is None else strides
-        self.leaf: bool = is_leaf
-        self.output: int = 0
+        self.is_leaf: bool = is_leaf
+        self.output_index: int = 0
         self.has_base: bool = False
         self.node: AutogradNode | None = None
         self.grad: Tensor | None = None
@@ -154,7 +166,7 @@ class Tensor:
 
     @property
     def needs_grad(self) -> bool:
-        return self.leaf or self.node is not None
+        return self.is_leaf or self.node is not None
 
     @property
     def is_contiguous(self) -> bool:
@@ -207,47 +219,62 @@ class AutogradState(Protocol):
     """The autograd state that a new node reads (`autograd.AutogradGraph`)."""
 
     meter: Meter
-    numbers: Iterator[int]
-    subclasses: bool
-    compiled: bool
+    node_counter: Iterator[int]
+    has_tensor_subclasses: bool
+    is_compiled: bool
 
 
 class AutogradNode:
     """An operation in the autograd graph, with its backward function.
 
-    number: its number in the order of creation; the backward pass runs the highest first.
+    creation_number: its number in the order of creation; the backward pass runs the highest first.
     place: where its operation ran.
     edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
-    outputs: the number of its outputs.
+    output_count: the number of its outputs.
     attributes: what it keeps beside saved tensors, until the graph itself is freed.
     never_adds_in_place: whether gradients of its outputs are never added in place.
-    compiled: whether it runs in compiled code, where a view may be added to in place.
+    is_compiled: whether it runs in compiled code, where a view may be added to in place.
     """
 
     __slots__ = (
-        "attributes", "backward", "compiled", "edges", "hooks",
-        "inputs", "name", "never_adds_in_place", "number", "outputs", "place", "saved",
+        "attributes",
+        "backward",
+        "creation_number",
+        "edges",
+        "hooks",
+        "inputs",
+        "is_compiled",
+        "name",
+        "never_adds_in_place",
+        "output_count",
+        "place",
+        "saved_tensors",
     )  # fmt: skip
 
     def __init__(
-        self, graph: AutogradState, operation_name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
+        self,
+        graph: AutogradState,
+        operation_name: str,
+        inputs: Sequence[Tensor],
+        backward: Backward,
+        output_count: int = 1,
     ) -> None:
         self.name: str = operation_name
         self.place: Any = graph.meter.place
-        self.number: int = next(graph.numbers)
+        self.creation_number: int = next(graph.node_counter)
         self.edges: list[tuple[AutogradNode, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
         for tensor in inputs:
             self.edges.append(
-                (tensor.node, tensor.output) if tensor.node is not None else tensor if tensor.leaf else None
+                (tensor.node, tensor.output_index) if tensor.node is not None else tensor if tensor.is_leaf else None
             )
             self.inputs.append((tensor.shape, tensor.dtype))
         self.backward: Backward | None = backward
-        self.outputs: int = outputs
-        self.never_adds_in_place: bool = graph.subclasses
-        self.compiled = graph.compiled and self.place.layer_index >= 0
-        self.saved: list[SavedTensor] = []
+        self.output_count: int = output_count
+        self.never_adds_in_place: bool = graph.has_tensor_subclasses
+        self.is_compiled = graph.is_compiled and self.place.layer_index >= 0
+        self.saved_tensors: list[SavedTensor] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []

@@ -35,23 +35,23 @@ class ValueTensors:
         autograd_graph: AutogradGraph,
         run_config: RunConfig,
         dtype: Dtype,
-        trained: bool = True,
+        has_trained_weights: bool = True,
         recompute: Recompute = NONE,
-        include: frozenset[str] = frozenset(),
+        included_parts: frozenset[str] = frozenset(),
         choices: KernelChoices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
-        self.trained: bool = trained
+        self.has_trained_weights: bool = has_trained_weights
         self.recompute: Recompute = recompute
-        self.include: frozenset[str] = include
+        self.included_parts: frozenset[str] = included_parts
         self.choices: KernelChoices = choices
         self.adapters: Adapters | None = adapters
-        autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
+        autograd_graph.is_compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
         self.aten: Aten = Aten(autograd_graph)
-        self.values: dict[int, Tensor] = {}
+        self.tensors_by_value: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.buffers: set[Path] = set()
@@ -60,29 +60,29 @@ class ValueTensors:
         self.frames: list[ModuleFrame] = []
         self.first_trained_layer: int | None = None
         self.trained_dtype: Dtype = dtype
-        self.memo: dict[Any, Any] = {}
+        self.pass_memo: dict[Any, Any] = {}
         self.further_outputs: list[Tensor] = []
         self.result: Value | None = None
-        self.head: tuple[Step, Tensor, Tensor | None] | None = None
+        self.head_of_loss: tuple[Step, Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
-        self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.has_earlier_tokens = self.paged = self.only_finds_parameters = self.has_skipped_steps = (
+        self.cached_tensors_by_path: dict[Path, tuple[Tensor, ...]] | None = None
+        self.has_earlier_tokens = self.has_block_pool = self.only_finds_parameters = self.has_skipped_steps = (
             self.carries_tensors
         ) = False
-        self.absent_values: set[int] = set()
-        self.run_only: dict[int, int] = {}
-        self.after_first: ModuleScope | None = None
+        self.absent_value_ids: set[int] = set()
+        self.run_repeats_by_stack: dict[int, int] = {}
+        self.module_after_first_layer: ModuleScope | None = None
         self.stack_number = self.first_layer_index = 0
-        self.last: dict[int, int] = {}
-        self.shared_values: set[int] = set()
-        self.read_program: object = None
-        self.read_run: tuple[RunConfig, frozenset[str]] | None = None
-        self.stacks: dict[int, list[Tensor]] = {}
+        self.last_reader_ids: dict[int, int] = {}
+        self.shared_value_ids: set[int] = set()
+        self.analyzed_program: object = None
+        self.analyzed_run: tuple[RunConfig, frozenset[str]] | None = None
+        self.stacked_outputs: dict[int, list[Tensor]] = {}
         self.modules: dict[int, tuple[Path, str]] = {}
-        self.storages_read: dict[int, set[int]] = {}
-        self.values_computed: dict[int, set[int]] = {}
+        self.read_storage_ids: dict[int, set[int]] = {}
+        self.computed_value_ids: dict[int, set[int]] = {}
         self.recomputed_modules: dict[int, RecomputedModule] = {}
-        self.bound: dict[int, list[int]] = {}
+        self.view_ids: dict[int, list[int]] = {}
         self.unused_modules: list[Tensor] = []
 
     # --- tensors of values ------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class ValueTensors:
 
     def tensor_of(self, recorded_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
-        tensor = self.values.get(id(recorded_value))
+        tensor = self.tensors_by_value.get(id(recorded_value))
         if tensor is not None:
             return tensor
         if (
@@ -127,9 +127,9 @@ class ValueTensors:
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
         """Whether this pass does not compute a value, because an earlier pass has cached the result."""
-        if id(recorded_value) in self.values:
+        if id(recorded_value) in self.tensors_by_value:
             return False
-        return id(recorded_value) in self.absent_values or (
+        return id(recorded_value) in self.absent_value_ids or (
             recorded_value.view_source is not None and self.is_from_earlier_pass(recorded_value.view_source)
         )
 
@@ -144,8 +144,8 @@ class ValueTensors:
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
         """Returns a value's tensor, and frees the stored reference after the last read."""
         value_tensor = self.tensor_of(recorded_value)
-        if self.last.get(id(recorded_value.storage)) == id(operation):
-            self.forget(recorded_value.storage)
+        if self.last_reader_ids.get(id(recorded_value.storage)) == id(operation):
+            self.free_value(recorded_value.storage)
         return value_tensor
 
     def flat_tensor(self, recorded_value: Value, operation: Step | None = None) -> Tensor:
@@ -163,22 +163,22 @@ class ValueTensors:
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
         if isinstance(recorded_value.rows, QueryKeyPairs):
-            self.bind(recorded_value, tensor)
+            self.store_without_reshape(recorded_value, tensor)
             return
         shape = self.shape(recorded_value)
         if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
-        self.bind(recorded_value, self.aten.reshape(tensor, shape))
+        self.store_without_reshape(recorded_value, self.aten.reshape(tensor, shape))
 
-    def bind(self, recorded_value: Value, tensor: Tensor) -> None:
+    def store_without_reshape(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
-        self.values[id(recorded_value)] = tensor
-        self.bound.setdefault(id(recorded_value.storage), []).append(id(recorded_value))
+        self.tensors_by_value[id(recorded_value)] = tensor
+        self.view_ids.setdefault(id(recorded_value.storage), []).append(id(recorded_value))
 
-    def forget(self, base_value: Value) -> None:
+    def free_value(self, base_value: Value) -> None:
         """Frees the references to a value's tensor and its views."""
-        for view_id in (id(base_value), *self.bound.pop(id(base_value), ())):
-            self.values.pop(view_id, None)
+        for view_id in (id(base_value), *self.view_ids.pop(id(base_value), ())):
+            self.tensors_by_value.pop(view_id, None)
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
@@ -186,14 +186,14 @@ class ValueTensors:
 
     def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
-        if result_key not in self.memo:
-            self.memo[result_key] = compute_result()
-        computed_result: Result = self.memo[result_key]
+        if result_key not in self.pass_memo:
+            self.pass_memo[result_key] = compute_result()
+        computed_result: Result = self.pass_memo[result_key]
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
         """Returns the value, or the nearest base with a stored tensor."""
-        while recorded_value is not None and id(recorded_value) not in self.values:
+        while recorded_value is not None and id(recorded_value) not in self.tensors_by_value:
             recorded_value = recorded_value.view_source
         return recorded_value
 
@@ -221,7 +221,7 @@ class ValueTensors:
             if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.node_fields.get("role") == "shared" for module_scope in inner_scopes)
-                is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
+                is_per_layer = any(module_scope.has_parameters_per_layer for module_scope in inner_scopes)
                 path_parts.append(
                     module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index
                 )

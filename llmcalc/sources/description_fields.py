@@ -24,7 +24,7 @@ def models_of_type(field_type: Any) -> list[type[BaseModel]]:
     return [model for type_argument in get_args(field_type) for model in models_of_type(type_argument)]
 
 
-def field_members(field: FieldInfo) -> list[type[BaseModel]]:
+def models_of_field(field: FieldInfo) -> list[type[BaseModel]]:
     """Returns the pydantic models that a pydantic field allows as its value or as its value's elements."""
     return _choice_classes(field.metadata) or models_of_type(field.annotation)
 
@@ -32,7 +32,10 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
     return [
-        model for annotation in type_metadata if isinstance(annotation, PartChoice) for model in annotation.classes()
+        model
+        for annotation in type_metadata
+        if isinstance(annotation, PartChoice)
+        for model in annotation.load_component_classes()
     ]
 
 
@@ -68,7 +71,7 @@ def field_paths(
         else:
             inner_tables = {"": field_value}
         for table_key, inner_table in inner_tables.items():
-            inner_model = model_of_table(field_members(field), inner_table)
+            inner_model = model_of_table(models_of_field(field), inner_table)
             if inner_model is not None:
                 paths_of_fields += field_paths(inner_table, inner_model, (*path, table_key) if table_key else path)
     return paths_of_fields
@@ -83,7 +86,7 @@ def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
         if visited_class not in model_classes:
             model_classes[visited_class] = None
             unvisited_classes += [
-                member_class for field in visited_class.model_fields.values() for member_class in field_members(field)
+                member_class for field in visited_class.model_fields.values() for member_class in models_of_field(field)
             ]
     return list(model_classes)
 
@@ -117,7 +120,7 @@ def field_path(
             is_dict_key = False
         elif field is not None:
             path.append(str(path_key))
-            candidate_models, is_dict_key = field_members(field), get_origin(field.annotation) is dict
+            candidate_models, is_dict_key = models_of_field(field), get_origin(field.annotation) is dict
         elif has_unknown_field and key_index == len(error_location) - 1:
             path.append(path_key)
     return path

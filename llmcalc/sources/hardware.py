@@ -53,7 +53,7 @@ MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def hardware_order(hardware_name: str) -> list[tuple[int, int, str]]:
+def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
         (0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part)
@@ -143,7 +143,7 @@ def _require_short_name(hardware_name: str) -> None:
 @cache
 def hardware_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
-    return tuple(sorted((file.stem for file in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
+    return tuple(sorted((file.stem for file in (presets_dir() / "hardware").glob("*.toml")), key=hardware_sort_key))
 
 
 @cache

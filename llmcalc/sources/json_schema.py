@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ..components.choice import PARTS
 from ..components.stack import Stack
 from ..record import NONE
-from .description_fields import field_members, reachable_models
+from .description_fields import models_of_field, reachable_models
 from .preset import NOT_IN_FILES, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,7 +36,7 @@ def description_schema() -> dict[str, Any]:
     member_classes = (
         part_class
         for field_name in ("block", "variants")
-        for part_class in field_members(Stack.model_fields[field_name])
+        for part_class in models_of_field(Stack.model_fields[field_name])
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}

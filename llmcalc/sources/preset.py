@@ -152,7 +152,7 @@ class Preset(Record):
         return self.typed_name + ("?" + "&".join(self.changes) if self.changes else "")
 
     @property
-    def checked(self) -> date | None:
+    def checked_date(self) -> date | None:
         """The latest date on which someone checked an original source, not a copy; None without a date."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
@@ -174,7 +174,7 @@ class Preset(Record):
         return checkpoint_of(self.config)
 
     @property
-    def stored_as(self) -> dict[str, Any] | None:
+    def storage_table(self) -> dict[str, Any] | None:
         """The table that describes the storage of the published weights; None for plain numbers."""
         if self.config is None:
             return self.quantization_config
@@ -190,7 +190,7 @@ class Preset(Record):
     @property
     def has_quantized_weights(self) -> bool:
         """Whether the published weights are quantized."""
-        return self.stored_as is not None or DTYPE_BITS.get(self.dtype, 16) < 16
+        return self.storage_table is not None or DTYPE_BITS.get(self.dtype, 16) < 16
 
     def remark_on_sizes(self, checkpoint_name: str) -> str:
         """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""

@@ -123,10 +123,10 @@ def load_config(
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
-    from .huggingface.config_file import describe_data
+    from .huggingface.config_file import describe_config_data
 
     require_shallow_nesting(dict(config), "config")
-    preset_description = describe_data(dict(config), head, allow_unknown)
+    preset_description = describe_config_data(dict(config), head, allow_unknown)
     preset_name = str(config.get("_name_or_path") or config.get("model_type") or "config")
     return _validate_preset(preset_name, "config", _apply_overrides(preset_description, overrides))
 
@@ -217,11 +217,11 @@ def read_checkpoint_of_target(path: Path) -> Checkpoint:
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf_config import gguf_config
-    from .huggingface.config_file import LONGEST_NAME, describe_data
+    from .huggingface.config_file import LONGEST_NAME, describe_config_data
 
     config = gguf_config(read_checkpoint_of_target(path), str(path))
     try:
-        preset_description = describe_data(config, head, allow_unknown)
+        preset_description = describe_config_data(config, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), preset_description
@@ -237,11 +237,11 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(model_text):
         return _parse_native(model_text, error_location)
-    from .huggingface.config_file import describe_data, parse_config
+    from .huggingface.config_file import describe_config_data, parse_config
 
     config_data = parse_config(model_text, error_location)
     try:
-        return describe_data(config_data, head, allow_unknown)
+        return describe_config_data(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{error_location}: {error}") from None
 

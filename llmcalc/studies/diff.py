@@ -234,7 +234,7 @@ def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig,
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
-        if not node_position.optional and (
+        if not node_position.optional_part and (
             node_cost := times(node_position.cost_of_operation(cost_function), node_position.copies)
         ):
             node_path = INDEX.sub("", node_position.path)

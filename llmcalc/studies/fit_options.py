@@ -372,7 +372,10 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
         request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
             yield _RunOnDevices(
-                1, None, model_memory.memory_on, (least_static_bytes if is_training else _least_bytes)(model_memory)
+                1,
+                None,
+                model_memory.memory_for_runtime,
+                (least_static_bytes if is_training else _least_bytes)(model_memory),
             )
         elif is_training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run

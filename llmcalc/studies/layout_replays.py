@@ -14,7 +14,7 @@ from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.simulated_work import EFFORT, CountedWork, WorkBudget
+from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
 
 
 class LayoutRun(NamedTuple):
@@ -64,7 +64,7 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, repl
     layout, cuda_runtime = replay_task.run.layout, model_memory.cuda_runtime
     first_stage_bytes, first_stage_work = 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
-    with EFFORT.count_separately() as counted_work:
+    with SIMULATED_WORK.count_separately() as counted_work:
         if replay_task.first_stage is not None:
             first_stage_bytes = cluster.rank_memory(
                 layout.rank(pp=replay_task.first_stage), cuda_runtime
@@ -155,9 +155,9 @@ class LayoutReplays:
                 replay_task = running_task  # it ended early only where this one would
         replayed_layout = self._calls.result(replay_task)
         if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
-            EFFORT.add(replayed_layout.first_rank_work)
+            SIMULATED_WORK.add(replayed_layout.first_rank_work)
             return replayed_layout.first_rank_bytes
-        EFFORT.add(replayed_layout.work)
+        SIMULATED_WORK.add(replayed_layout.work)
         return replayed_layout.bytes
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:

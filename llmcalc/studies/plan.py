@@ -24,7 +24,7 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
-from ..simulator.simulated_work import EFFORT, WorkBudget
+from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TIE, TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
@@ -472,7 +472,7 @@ def replayed_bytes(model_memory: Memory, framework: Framework, version: str, can
     model_memory: the model and its run, with the number of its micro-batches.
     """
     replayed_layout = replay_layout(model_memory, framework, version, ReplayTask(_layout_run(candidate)))
-    EFFORT.add(replayed_layout.work)
+    SIMULATED_WORK.add(replayed_layout.work)
     return replayed_layout.bytes
 
 

@@ -71,13 +71,13 @@ class ActivationFormulas:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[NodeTrackingEager] = kernel_profile
-        self.numbers: SavedByteSums = self.saved_sums("numbers", training.batch)
-        self.letters: SavedByteSums = self.numbers
+        self.numeric_sums: SavedByteSums = self.saved_sums("numbers", training.batch)
+        self.symbolic_sums: SavedByteSums = self.numeric_sums
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
             meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
-            self.letters = self.saved_sums("letters", training.batch)
+            self.symbolic_sums = self.saved_sums("letters", training.batch)
 
     def saved_sums(self, notation: Notation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node, for a number of sequences."""
@@ -106,12 +106,12 @@ class ActivationFormulas:
 
     def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
-        byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
+        byte_count, symbolic_sum = self.numeric_sums.saved_bytes_of(node), self.symbolic_sums.saved_bytes_of(node)
         formula = self.formulas.formula_of_activations(symbolic_sum, int(byte_count), node, group_by_token)
-        repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
+        repeat_count = self.numeric_sums.repeat_counts.get(node.walk_indices[0]) if node.walk_indices else None
         node_in_symbols = (
             node.symbolic_node
-            if self.numbers.layers.issuperset(node.walk_indices)
+            if self.numeric_sums.layer_indices.issuperset(node.walk_indices)
             else replace(node.symbolic_node, repeat=1)
         )
         return FormulaSection(
@@ -121,7 +121,7 @@ class ActivationFormulas:
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
         component_nodes = components(self.formulas)
-        for stack_path in self.numbers.shared:
+        for stack_path in self.numeric_sums.shared_bytes:
             last_layer_index = max(
                 i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
             )
@@ -157,9 +157,9 @@ class ActivationFormulas:
             return ()
         root_node, batch_of_two = self.formulas.root, {sequences_symbol(): 2}
         value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **batch_of_two}) == self.saved_sums(
-            "numbers", 2
-        ).saved_bytes_of(root_node):
+        if self.symbolic_sums.saved_bytes_of(root_node).xreplace(
+            {**value_of_symbol, **batch_of_two}
+        ) == self.saved_sums("numbers", 2).saved_bytes_of(root_node):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -171,49 +171,51 @@ class SavedByteSums:
     memory_blocks: the storages.
     notation: whether the sums are numbers or symbolic expressions.
     by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
-    times: index of a node in a walk → number of equal layers that it is, or is part of.
-    layers: indices of the nodes that are layers.
-    shared: path names of layers → sum of the storages that they share.
-    loss: sum of the loss.
+    repeat_counts: index of a node in a walk → number of equal layers that it is, or is part of.
+    layer_indices: indices of the nodes that are layers.
+    shared_bytes: path names of layers → sum of the storages that they share.
+    loss_bytes: sum of the loss.
     """
 
     def __init__(self, root_node: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
         self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
-        self.times: dict[int, Any] = {}
-        self.layers: set[int] = set()
-        self.shared: dict[PathNames, Any] = {}
-        self.loss: Any = 0
+        self.repeat_counts: dict[int, Any] = {}
+        self.layer_indices: set[int] = set()
+        self.shared_bytes: dict[PathNames, Any] = {}
+        self.loss_bytes: Any = 0
         bytes_by_path_and_layer: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for memory_block in memory_blocks:
             storage_location, byte_count = memory_block.location, formula_of(memory_block.bytes)
             if storage_location.path == LOSS:
-                self.loss += byte_count
-            elif storage_location.layer and memory_block.is_shared:
-                self._add_shared_bytes(storage_location.stack, byte_count)
+                self.loss_bytes += byte_count
+            elif storage_location.layer_path and memory_block.is_shared:
+                self._add_shared_bytes(storage_location.stack_path, byte_count)
             else:
                 bytes_by_path_and_layer[storage_location.path][storage_location.layer_index] += byte_count
-                repeats_of_path[storage_location.layer].add(storage_location.layer_index)
+                repeats_of_path[storage_location.layer_path].add(storage_location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         bytes_by_path = {
             node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
             for node_path, bytes_of_repeats in bytes_by_path_and_layer.items()
         }
-        self.by_location[root_node.walk_indices[0]] = self._subtree_bytes(root_node, (), bytes_by_path) + self.loss
+        self.by_location[root_node.walk_indices[0]] = (
+            self._subtree_bytes(root_node, (), bytes_by_path) + self.loss_bytes
+        )
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
         if node.walk_indices:
             return sum((self.by_location[storage_location] for storage_location in node.walk_indices), 0)
         bytes_outside_nodes = {
-            LOSS_NAMES: self.loss,
-            **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared.items()},
+            LOSS_NAMES: self.loss_bytes,
+            **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared_bytes.items()},
         }
         return bytes_outside_nodes[_path_names(node)]
 
     def _add_shared_bytes(self, stack_path: PathNames, byte_count: Any) -> None:
-        self.shared[stack_path] = self.shared.get(stack_path, 0) + byte_count
+        self.shared_bytes[stack_path] = self.shared_bytes.get(stack_path, 0) + byte_count
 
     def _layer_sum(self, node_path: Path, bytes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
         """Returns the saved bytes of a layer. Storages that only some of the equal layers save count as shared."""
@@ -245,18 +247,20 @@ class SavedByteSums:
             )
             child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
             is_repeated_layer = repeat_count is None and child_path in self._paths
-            self.times[storage_location] = node.repeat if is_repeated_layer else repeat_count
+            self.repeat_counts[storage_location] = node.repeat if is_repeated_layer else repeat_count
             self.by_location[storage_location] = self._subtree_bytes(
-                child_node, child_path, unclaimed_bytes, self.times[storage_location]
+                child_node, child_path, unclaimed_bytes, self.repeat_counts[storage_location]
             )
             if is_repeated_layer:
-                self.layers.add(storage_location)
+                self.layer_indices.add(storage_location)
             subtree_sum += self.by_location[storage_location] * (node.repeat if is_repeated_layer else 1)
         subtree_sum += sum(
             unclaimed_bytes.pop(path) for path in list(unclaimed_bytes) if path[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return subtree_sum + sum(byte_count for path, byte_count in self.shared.items() if path[:-1] == path_names)
+        return subtree_sum + sum(
+            byte_count for path, byte_count in self.shared_bytes.items() if path[:-1] == path_names
+        )
 
 
 def group_by_token(expression: Any) -> Any:

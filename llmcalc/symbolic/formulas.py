@@ -59,7 +59,7 @@ LARGEST_DENOMINATOR = 1000
 RecomputeChoice: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
 """Values of `--recompute` with which equal layers save the same activations."""
 
-Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+NodePath: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, label, indices) of each node on a path, from the top down."""
 
 SumStyle: TypeAlias = Callable[[Any], Any]
@@ -139,7 +139,7 @@ class FormulaNode:
     copies: the number of copies in the model.
     """
 
-    path_names: Steps
+    path_names: NodePath
     path: str
     walk_indices: tuple[int, ...]
     numeric_node: Node
@@ -182,7 +182,7 @@ class Formulas:
                 bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
-        self._walks: dict[tuple[int, RunConfig | None], list[NodePosition]] = {}
+        self._preorder_nodes: dict[tuple[int, RunConfig | None], list[NodePosition]] = {}
         self.root: FormulaNode = _build_node(
             self.symbolic.numeric_tree.root_position(), self.symbolic.symbolic_tree, (), count()
         )
@@ -283,9 +283,9 @@ class Formulas:
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
         """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root_node), run_config)
-        if cache_key not in self._walks:
-            self._walks[cache_key] = list(root_node.walk(run_config))
-        return self._walks[cache_key]
+        if cache_key not in self._preorder_nodes:
+            self._preorder_nodes[cache_key] = list(root_node.walk(run_config))
+        return self._preorder_nodes[cache_key]
 
     def _numeric_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the cost terms of a quantity, evaluated on the tree with numbers."""
@@ -535,7 +535,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 def _build_node(
     numeric_position: NodePosition,
     symbolic_node: Node,
-    path_names: Steps,
+    path_names: NodePath,
     walk_indices: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
@@ -561,7 +561,7 @@ def _build_node(
         node,
         symbolic_node,
         numeric_position.copies,
-        numeric_position.optional,
+        numeric_position.optional_part,
         formula_source,
         child_nodes,
     )
@@ -592,7 +592,7 @@ def _nodes_in_preorder(node: FormulaNode) -> Iterator[FormulaNode]:
         yield from _nodes_in_preorder(child_node)
 
 
-def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
+def _matches_path_end(query_names: list[str], path_names: NodePath, allows_gaps: bool) -> bool:
     """Whether a path ends in these names; a name may include the layer's label or number."""
     if not query_names or not path_names:
         return False

@@ -48,45 +48,45 @@ class StorageLocation(NamedTuple):
     layer_index: int = -1
 
     @property
-    def layer(self) -> Path:
+    def layer_path(self) -> Path:
         """The path of the enclosing layer; empty outside of layers."""
         return self.path[: self.depth]
 
     @property
-    def stack(self) -> PathNames:
+    def stack_path(self) -> PathNames:
         """The names on the path of the enclosing layer, without labels of kinds of layers."""
-        return tuple(stack_name for stack_name, _ in self.layer)
+        return tuple(stack_name for stack_name, _ in self.layer_path)
 
 
 class SavedBlock:
     """The memory block of one tensor storage.
 
     kind: its kind when it was created.
-    creator: the node that created it.
-    keepers: the nodes that saved it for the backward pass, in order.
-    ends: number of layers at whose end it was among the values that layers share.
+    creator_location: the node that created it.
+    saving_nodes: the nodes that saved it for the backward pass, in order.
+    shared_layer_ends: number of layers at whose end it was among the values that layers share.
     """
 
-    __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
+    __slots__ = ("bytes", "creator_location", "kind", "saving_nodes", "shared_layer_ends")
 
     def __init__(self, byte_count: Number, tensor_kind: str, creator_location: StorageLocation) -> None:
         self.bytes: Number = byte_count
         self.kind: str = tensor_kind
-        self.creator: StorageLocation = creator_location
-        self.keepers: list[StorageLocation] = []
-        self.ends: int = 0
+        self.creator_location: StorageLocation = creator_location
+        self.saving_nodes: list[StorageLocation] = []
+        self.shared_layer_ends: int = 0
 
     @property
     def location(self) -> StorageLocation:
         """The first node that saves the block, or else the node that created the block."""
-        return self.keepers[0] if self.keepers else self.creator
+        return self.saving_nodes[0] if self.saving_nodes else self.creator_location
 
     @property
     def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
-        layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
-        if any(stack == self.creator.stack for stack, _ in layers) or not layers:
-            return self.ends > 1 and len(layers) != 1
+        layers = {(location.stack_path, location.layer_index) for location in self.saving_nodes if location.depth}
+        if any(stack == self.creator_location.stack_path for stack, _ in layers) or not layers:
+            return self.shared_layer_ends > 1 and len(layers) != 1
         return len(layers) > 1
 
 
@@ -98,18 +98,18 @@ class SavedStorages:
         self.place: StorageLocation = StorageLocation()
         self.parameter_path: None = None
         self.stream: int = 0
-        self.alive: dict[int, SavedBlock] = {}
+        self.live_blocks: dict[int, SavedBlock] = {}
 
     def allocate(self, byte_count: Number) -> SavedBlock:
         memory_block = SavedBlock(byte_count, self.kind, self.place)
-        self.alive[id(memory_block)] = memory_block
+        self.live_blocks[id(memory_block)] = memory_block
         return memory_block
 
     def free(self, block: SavedBlock) -> None:
-        del self.alive[id(block)]
+        del self.live_blocks[id(block)]
 
     def reclassify(self, block: SavedBlock, tensor_kind: str) -> None:
-        block.keepers.append(self.place)
+        block.saving_nodes.append(self.place)
 
 
 class NodeTrackingEager(EagerKernels):
@@ -149,15 +149,15 @@ class NodeTrackingEager(EagerKernels):
         layer_output = super().run_layer(frame, x)
         memory_meter.place = outer_location
         for memory_block in {
-            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.pass_memo.values())
         }.values():
-            memory_block.ends += 1
+            memory_block.shared_layer_ends += 1
         return layer_output
 
     def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
-        for read_value in self.storages_read[id(frame.scope)]:
-            if read_value in self.values:
-                self.graph.meter.reclassify(self.values[read_value].storage.block, "activations")
+        for read_value in self.read_storage_ids[id(frame.scope)]:
+            if read_value in self.tensors_by_value:
+                self.graph.meter.reclassify(self.tensors_by_value[read_value].storage.block, "activations")
         return super().layer_runner(frame, layer_input, layer_output)
 
 
@@ -208,10 +208,10 @@ def saved_blocks(
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
-        include=training_pass.included_parts,
+        included_parts=training_pass.included_parts,
         choices=training_pass.kernel_choices,
     )
-    lowering.run_only = dict(training_pass.layer_repeats)
+    lowering.run_repeats_by_stack = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
         token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
@@ -225,7 +225,9 @@ def saved_blocks(
         model_output = lowering.losses(model_output, labels)
     output_node = model_output.node
     del model_output
-    lowering.left.clear()  # states that modules keep for a next pass
-    memory_blocks = [memory_block for memory_block in memory_meter.alive.values() if memory_block.kind == "temporary"]
+    lowering.persistent_tensors.clear()  # states that modules keep for a next pass
+    memory_blocks = [
+        memory_block for memory_block in memory_meter.live_blocks.values() if memory_block.kind == "temporary"
+    ]
     del output_node  # whose graph keeps them
     return memory_blocks

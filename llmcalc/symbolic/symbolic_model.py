@@ -45,7 +45,7 @@ class SizeOccurrence:
     layer: str
     part: str
     field: str
-    letter: str
+    symbol_letter: str
     value: int
 
 
@@ -163,7 +163,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
             )
             continue
         base_name = (
-            f"{size_occurrence.letter}_{SIDE_NAMES[size_occurrence.side]}"
+            f"{size_occurrence.symbol_letter}_{SIDE_NAMES[size_occurrence.side]}"
             if has_several_stacks
             else symbol_names[size_occurrence]
         )
@@ -442,8 +442,8 @@ def _add_depth_symbols(
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
-        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
+    for letter in dict.fromkeys(size_occurrence.symbol_letter for size_occurrence in size_occurrences):
+        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
         for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
             base_name = (
                 letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field_name)}"

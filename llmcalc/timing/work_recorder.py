@@ -125,8 +125,8 @@ class WorkRecorder(PlacementTracker):
         if program.result is None or program.result.rows is not LOGITS:
             return
         row_count, vocabulary_size = self.run_config.rows(LOGITS), program.result.width
-        self.where: str = "loss"
-        self.repeats: int = 1
+        self.node_path: str = "loss"
+        self.repeat_count: int = 1
         self._add_kernel("loss", "loss", m=row_count, n=vocabulary_size, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
             message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32, 3)
@@ -181,7 +181,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
                 "",
-                *self.include,
+                *self.included_parts,
             ):
                 continue
             if isinstance(scope_item, ModuleScope):
@@ -207,7 +207,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
                 "",
-                *self.include,
+                *self.included_parts,
             ):
                 program_node = (
                     scope_item.node()
@@ -330,7 +330,7 @@ class WorkRecorder(PlacementTracker):
             self.work.cached_elements_by_layer[self.layer] = (
                 self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._repeats_per_layer()
             )
-            self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
+            self.cache_reads[operation.name] = self.cache_reads[self.node_path] = element_count
             self.cache_reads.update(
                 (id(cached_value.storage), element_count) for cached_value in operation.output_values
             )
@@ -392,7 +392,7 @@ class WorkRecorder(PlacementTracker):
         )
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(
-            self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
+            self.node_path, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
         )
         self.work.messages.append(LayerMessage(self.layer, message))
 
@@ -413,7 +413,7 @@ class WorkRecorder(PlacementTracker):
 
     def _repeats_per_layer(self) -> Number:
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
-        return exact_div(self.repeats, self.layers)
+        return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
@@ -431,7 +431,9 @@ class WorkRecorder(PlacementTracker):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def _add_kernel(self, kernel_kind: KernelKind, verb: str, **kernel_sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._repeats_per_layer(), verb, **kernel_sizes)
+        kernel = Kernel(
+            self.node_path or verb, kernel_kind, self.layer, self._repeats_per_layer(), verb, **kernel_sizes
+        )
         self.work.kernels.append(kernel)
         return kernel
 
@@ -454,7 +456,7 @@ class WorkRecorder(PlacementTracker):
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.is_constant else 2 * (row_count - constant_rows) * y.width * x.width
-        module_name = self.where.rpartition(".")[2]
+        module_name = self.node_path.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
         self.is_past_last_product |= operation is self.last_product
         is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(IN_16_BITS)
@@ -582,7 +584,7 @@ class WorkRecorder(PlacementTracker):
         if self.rank_pass.adapters is not None and self.rank_pass.adapters.quantized_experts:
             weight_elements = x.width * y.width * rank_share(experts, ep)
             self._add_kernel("dequantization", "dequantize_experts", weight_elements=weight_elements, launches=(1, 0))
-        if operation.options["bias"] and self.where.endswith("down_proj"):
+        if operation.options["bias"] and self.node_path.endswith("down_proj"):
             self._add_kernel("expert-bias", "expert_bias", m=row_count, n=y.width, launches=(0, 0))
 
     def _lower_attention(self, operation: Step) -> None:
@@ -595,11 +597,11 @@ class WorkRecorder(PlacementTracker):
             if key_limit is not None
         ]
         cache_name = operation.options.get("cache") or ""
-        module_path = self.where.rpartition(".")[0]
+        module_path = self.node_path.rpartition(".")[0]
         keys = (
             operation.input_values[1]
-            if operation.input_values[1].unrepeated is None
-            else operation.input_values[1].unrepeated
+            if operation.input_values[1].unrepeated_value is None
+            else operation.input_values[1].unrepeated_value
         )  # also of a lower layer
         cache_elements = self.cache_reads.get(
             id(keys.storage),
@@ -713,7 +715,7 @@ class WorkRecorder(PlacementTracker):
     def _add_elementwise_step(self, operation: Step) -> None:
         """Adds an element-wise step to the group of steps that fused software runs as one kernel."""
         if not self.group:
-            self.group_position = self.where, self.repeats
+            self.group_position = self.node_path, self.repeat_count
         self.group.append(operation)
         if not self.rank_pass.fuses_elementwise:
             self._record_elementwise_group()
@@ -748,14 +750,14 @@ class WorkRecorder(PlacementTracker):
         read_elements = sum(map(self._element_count, read_values.values()))
         moved_elements = read_elements + sum(map(self._element_count, written_values.values()))
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
-        module_path, repeats = self.where, self.repeats
-        self.where, self.repeats = self.group_position
+        module_path, repeats = self.node_path, self.repeat_count
+        self.node_path, self.repeat_count = self.group_position
         elements_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
             "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=elements_by_pass, launches=(1, 1)
         )
         kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_kernel_repeats(elementwise_group[0])
-        self.where, self.repeats = module_path, repeats
+        self.node_path, self.repeat_count = module_path, repeats
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
@@ -774,7 +776,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     work_recorder = WorkRecorder(
         layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
-        include=rank_pass.include,
+        included_parts=rank_pass.include,
         regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )

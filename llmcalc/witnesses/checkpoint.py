@@ -62,7 +62,7 @@ class TensorMatch:
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
-    def ok(self) -> bool:
+    def is_complete(self) -> bool:
         return not (self.missing or self.unexpected or self.shape_mismatches) and self.matched_count > 0
 
 
@@ -70,8 +70,8 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
     model_tree = spec.tree()
     for node_position in model_tree.walk():
-        counted_op = node_position.use
-        if counted_op is None or node_position.optional:
+        counted_op = node_position.counted_op
+        if counted_op is None or node_position.optional_part:
             continue
         for module_path in module_paths(node_position):
             for tensor in counted_op.tensors():

@@ -179,7 +179,7 @@ def compare_nodes(
     module_paths_run: the paths of all modules of the witness.
     """
     for node_position in model_tree.walk(run_config):
-        if node_position.optional and node_position.optional not in included_parts:
+        if node_position.optional_part and node_position.optional_part not in included_parts:
             continue
         expected_count = closed_form(node_position)
         node_paths = module_paths(node_position)

@@ -47,20 +47,20 @@ class MemoryBlock:
     is_scratch: bool = False
 
     @property
-    def is_number(self) -> bool:
+    def is_python_number(self) -> bool:
         """Whether the block is torch's tensor of a Python number, which no operation allocates."""
         return not self.kernel and self.size == NUMBER
 
     @property
     def is_counted(self) -> bool:
         """Whether the simulator counts the block."""
-        return not self.is_scratch and not self.is_number
+        return not self.is_scratch and not self.is_python_number
 
 
 class MemoryEvent(NamedTuple):
     """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
-    sign: int
+    byte_sign: int
     block: MemoryBlock
     phase: str
 
@@ -80,17 +80,17 @@ class PassBytes(NamedTuple):
 class GradientSums(NamedTuple):
     """The bytes of additions of gradients in a backward pass, without the accumulation over micro-batches.
 
-    in_place: sums that overwrite the first gradient.
-    out_of_place: sums that are new tensors.
+    in_place_bytes: sums that overwrite the first gradient.
+    out_of_place_bytes: sums that are new tensors.
     """
 
-    in_place: int = 0
-    out_of_place: int = 0
+    in_place_bytes: int = 0
+    out_of_place_bytes: int = 0
 
-    def plus_sum(self, byte_count: int, is_in_place: bool) -> GradientSums:
+    def with_addition(self, byte_count: int, is_in_place: bool) -> GradientSums:
         """Returns the totals after another addition of gradients of `byte_count` bytes."""
         return GradientSums(
-            self.in_place + byte_count * is_in_place, self.out_of_place + byte_count * (not is_in_place)
+            self.in_place_bytes + byte_count * is_in_place, self.out_of_place_bytes + byte_count * (not is_in_place)
         )
 
 
@@ -156,7 +156,7 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
         _memory_events(profiler_result), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if allocator_event.tag != torch._C._profiler._EventType.Allocation:
-            events.gradient_sums = events.gradient_sums.plus_sum(
+            events.gradient_sums = events.gradient_sums.with_addition(
                 _gradient_sum_bytes(allocator_event), SUMS[allocator_event.name]
             )
             continue

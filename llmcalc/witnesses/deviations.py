@@ -23,7 +23,11 @@ def _remove_last_token(op: Op) -> Op:
 
     The class slices from `1 - window`, which for a window of 1 is the first token (cache_utils.py of transformers).
     """
-    return replace(op, limit=op.limit - 1 or None) if isinstance(op, KVCache) and op.limit is not None else op
+    return (
+        replace(op, token_limit=op.token_limit - 1 or None)
+        if isinstance(op, KVCache) and op.token_limit is not None
+        else op
+    )
 
 
 COMMON_DEVIATIONS = (
@@ -37,7 +41,7 @@ COMMON_DEVIATIONS = (
 """The deviations of every class."""
 
 
-def cost_in_class(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
+def class_cost_function(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
     class_ops = [deviation.class_op for deviation in _applicable_deviations(model_type, quantity_name, spec)]
 
@@ -60,14 +64,14 @@ def total_cost_in_class(
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
     class_cost = spec.tree().total(
-        cost_in_class(model_type, quantity_name, cost, spec), run_config, include=included_parts
+        class_cost_function(model_type, quantity_name, cost, spec), run_config, include=included_parts
     )
     return class_cost + sum(
         deviation.further_quantity(spec) for deviation in _applicable_deviations(model_type, quantity_name, spec)
     )
 
 
-def class_count_excess(model_type: str, quantity_name: str, spec: ModelSpec) -> Callable[[str], Number]:
+def class_excess_function(model_type: str, quantity_name: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function: node path → excess of the `transformers` class's count over the formula at this path."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)

@@ -22,14 +22,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..device_memory.cuda_runtime import LARGE, LARGE_WORKSPACE, WORKSPACE, CudaRuntime, workspace_bytes
+from ..device_memory.cuda_runtime import (
+    LARGE_GPU_CAPABILITIES,
+    LARGE_WORKSPACE,
+    WORKSPACE,
+    CudaRuntime,
+    workspace_bytes,
+)
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
 from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
 from .checks import MEMORY, Check
-from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
+from .memory import MemoryComparison, fill_reference_defaults, run_config_of_settings, run_text, unsupported_reason
 from .speed import driver_version
 from .training_loop import InferencePasses, TrainingLoop, cache_shapes
 
@@ -137,7 +143,7 @@ class MeasuredMemory:
 
 def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
-    run_setup = configured_run(spec, settings)
+    run_setup = run_config_of_settings(spec, settings)
     measured_memory = MeasuredMemory()
     device_statistics.empty_and_reset()
     measured_memory.before_bytes = device_statistics.read_bytes().allocated
@@ -151,7 +157,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
         device_statistics.empty_and_reset()
         record_phase("set-up")
         for _ in range(STEPS):
-            training_loop.step(record_phase)
+            training_loop.run_step(record_phase)
         measured_memory.beside_bytes = device_statistics.outside_bytes()
         return measured_memory
     cache_tensors = cache_shapes(spec, run_setup) if run_setup.phase == "decode" else {}
@@ -160,7 +166,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
     if run_setup.phase == "decode":
         inference_passes.create_cache(cache_tensors)
     record_phase("set-up")
-    (inference_passes.decode if run_setup.phase == "decode" else inference_passes.prefill)()
+    (inference_passes.run_decode if run_setup.phase == "decode" else inference_passes.run_prefill)()
     record_phase(run_setup.phase)
     measured_memory.beside_bytes = device_statistics.outside_bytes()
     return measured_memory
@@ -169,7 +175,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
+def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
     workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
@@ -211,12 +217,12 @@ def compare_on_gpu(
     comparison = MemoryComparison(info={"runs_measured": []})
     if device_statistics is None:
         comparison.info |= {
-            "device": (gpu_facts := device_facts()),
+            "device": (gpu_facts := gpu_properties()),
             "environment": (allocator_settings := allocator_variables()),
         }
         device_statistics, cuda_runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
     cuda_runtime = CudaRuntime() if cuda_runtime is None else cuda_runtime
-    for run_settings in map(reference_settings, settings):
+    for run_settings in map(fill_reference_defaults, settings):
         reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
         if reason_to_skip:
             comparison.skip_reasons[run_settings.phase] = reason_to_skip
@@ -228,9 +234,9 @@ def compare_on_gpu(
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {unused_bytes:,} free"
             )
             continue
-        computed_bytes = closed_form(device_memory)
+        computed_bytes = closed_form_bytes(device_memory)
         measured_bytes = measure_gpu(spec, run_settings, device_statistics).data()
-        comparison.run_texts.append(run_text(spec, run_settings))
+        comparison.run_descriptions.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
             {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
@@ -258,7 +264,7 @@ def allocator_variables() -> dict[str, str]:
     return {variable_name: os.environ[variable_name] for variable_name in VARIABLES if variable_name in os.environ}
 
 
-def device_facts() -> dict[str, Any]:
+def gpu_properties() -> dict[str, Any]:
     """Returns the name of the GPU, the driver, torch's version and today's date."""
     device_properties = torch.cuda.get_device_properties(0)
     return {
@@ -275,12 +281,14 @@ def device_facts() -> dict[str, Any]:
 def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
     """Returns the CUDA runtime of a measured GPU.
 
-    gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.
+    gpu_facts, allocator_settings: from `gpu_properties` and `allocator_variables`.
     """
     major_version = int(gpu_facts["compute_capability"].partition(".")[0])
     config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (
-        (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
+        (LARGE_WORKSPACE if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE)
+        if config is None
+        else workspace_bytes(config)
     )
     has_expandable_segments = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]

@@ -44,10 +44,10 @@ def use_kernels(
     if kernel_choices.norm != "eager":
         fuse_norms(module)
     if kernel_choices.cross_entropy in LOSSES_WITH_HEAD:
-        logits_linear(module).forward = lambda x: x
+        lm_head_module(module).forward = lambda x: x
     if kernel_choices.logits_to_keep is not None and kernel_choices.cross_entropy == "selective":
         first_row = -(kernel_choices.logits_to_keep + 1)
-        logits_linear(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
+        lm_head_module(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -102,7 +102,7 @@ def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, m
     return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False)[0]
 
 
-def keep_attention_masks(mixer: Any) -> None:
+def compute_attention_masks(mixer: Any) -> None:
     """Makes a mixer compute its mask inside `kernel_context`, because its indexer reads the mask."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
@@ -131,7 +131,7 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
             }
             submodule.forward = partial(kernels.get(kernel_choices.attention, sdpa_math), causal)
             if getattr(getattr(parent_module, "spec", None), "indexer", None) is not None:
-                keep_attention_masks(parent_module)
+                compute_attention_masks(parent_module)
             if hasattr(parent_module, "_mask_and_bias"):
                 parent_module._mask_and_bias = lambda *_: (None, None)
 
@@ -434,7 +434,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         return *ctx.saved_tensors, None
 
 
-def logits_linear(module: Any) -> Any:
+def lm_head_module(module: Any) -> Any:
     """Returns the linear layer that computes the logits."""
     return getattr(module.lm_head, "decoder", module.lm_head)
 
@@ -445,20 +445,20 @@ def loss_of(module: Any, kernel_choices: KernelChoices, model_output: Any, token
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
-        lm_head = logits_linear(module)
+        lm_head = lm_head_module(module)
         loss = LigerLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             model_output.flatten(0, 1), labels, lm_head.weight, lm_head.bias, kernel_choices.loss_chunk
         )
     elif kernel_choices.cross_entropy == "selective-chunked":
-        lm_head, last_token_count = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
+        lm_head, last_token_count = lm_head_module(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
         completion_states = model_output[:, :-1, :][:, -last_token_count:, :]
         loss = LigerLogProbabilityLoss.apply(
             completion_states, lm_head.weight, lm_head.bias, token_ids[:, -last_token_count:]
         )  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
-        loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
+        loss = chunked_loss(lm_head_module(module), kernel_choices, model_output, token_ids)
     elif kernel_choices.cross_entropy == "recomputed":
-        loss = recomputed_loss(logits_linear(module), kernel_choices, model_output, token_ids)
+        loss = recomputed_loss(lm_head_module(module), kernel_choices, model_output, token_ids)
     else:
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
@@ -504,7 +504,7 @@ def logit_entropies(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def loss_in_chunks(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def chunked_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
 
     Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).

@@ -26,7 +26,7 @@ def compare_modules(
     for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, run_config):
         node_paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            node_path: modules_of_nodes[node_path].measured(measured_by_path) for node_path in node_paths
+            node_path: modules_of_nodes[node_path].measured_count(measured_by_path) for node_path in node_paths
         }
         yield from check_repeats(
             _fused_nodes_name(node_positions),
@@ -52,7 +52,7 @@ def coverage_of_leaves(
     leaf_nodes = [
         node_position.path
         for node_position in model_tree.walk()
-        if node_position.cost_of_operation(params_cost) and node_position.optional in {"", *included_parts}
+        if node_position.cost_of_operation(params_cost) and node_position.optional_part in {"", *included_parts}
     ]
     return ModuleCoverage(
         tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path) == 1),

@@ -11,9 +11,9 @@ from ..sources.huggingface.config_file import read_json
 from ..sources.huggingface.drafts import CLASSES, with_draft_type
 from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import model_type_of_class_name, usual_name
-from .module_measurements import parameters
+from .module_measurements import parameter_counts_by_path
 from .transformers import build_class_model, require_transformers
-from .witness import witness_of
+from .witness import class_model_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,16 +25,16 @@ DEPTH = 4
 
 
 @dataclass(frozen=True)
-class ModuleSize:
+class ModuleTree:
     """The parameters of a module with submodules. Equal members of a numbered list are one node with a repeat."""
 
     name: str
     params: int
     repeat: int = 1
-    children: tuple[ModuleSize, ...] = ()
+    children: tuple[ModuleTree, ...] = ()
 
 
-def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
+def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
     """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
@@ -74,45 +74,45 @@ def _require_class(config_path: Path, model_type: str, has_remote_code: bool) ->
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if witness_of(model_type) not in CONFIG_MAPPING:
+    if class_model_type(model_type) not in CONFIG_MAPPING:
         remote_note = ""
         if has_remote_code:
             remote_note = "; its classes are code of its own repository (auto_map), which llmcalc never runs"
         raise InputError(f"{config_path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 
-def measured_tree(module: nn.Module) -> ModuleSize:
+def measured_tree(module: nn.Module) -> ModuleTree:
     """Returns a tree of parameters by module. A shared parameter counts in its first module."""
-    parameters_by_path = parameters(module)
+    parameters_by_path = parameter_counts_by_path(module)
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
 
 def _module_tree(
     module: nn.Module, module_path: str, module_name: str, parameters_by_path: dict[str, int], depth: int
-) -> ModuleSize:
-    children: list[ModuleSize] = []
+) -> ModuleTree:
+    children: list[ModuleTree] = []
     if depth:
         for child_name, child_module in module.named_children():
             child_path = f"{module_path}.{child_name}" if module_path else child_name
             if parameters_by_path.get(child_path):
                 children.append(_module_tree(child_module, child_path, child_name, parameters_by_path, depth - 1))
-    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal_modules(children)))
+    return ModuleTree(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal_modules(children)))
 
 
-def _merge_equal_modules(children: list[ModuleSize]) -> list[ModuleSize]:
+def _merge_equal_modules(children: list[ModuleTree]) -> list[ModuleTree]:
     """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
-    indices_of_equal: dict[tuple[int, tuple[ModuleSize, ...]], list[int]] = {}
+    indices_of_equal: dict[tuple[int, tuple[ModuleTree, ...]], list[int]] = {}
     for child_module in children:
         if child_module.name.isdigit():
             indices_of_equal.setdefault((child_module.params, child_module.children), []).append(int(child_module.name))
     named_children = [child_module for child_module in children if not child_module.name.isdigit()]
     return [
-        ModuleSize(index_ranges(indices), params, len(indices), grandchildren)
+        ModuleTree(index_ranges(indices), params, len(indices), grandchildren)
         for (params, grandchildren), indices in indices_of_equal.items()
     ] + named_children
 
 
-def module_data(module_tree: ModuleSize) -> dict[str, Any]:
+def module_data(module_tree: ModuleTree) -> dict[str, Any]:
     """Returns a module tree's parameters as nested dicts."""
     module_document: dict[str, Any] = {"name": module_tree.name, "params": module_tree.params * module_tree.repeat}
     if module_tree.repeat > 1:

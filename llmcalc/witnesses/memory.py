@@ -40,7 +40,7 @@ from .distributed.job import peaks_by_phase
 from .reference import LARGEST_REAL, Device
 from .shape_cache import ShapeCache
 from .storage_tracker import StorageTracker, saved_bytes
-from .training_loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
+from .training_loop import InferencePasses, SkipInitialization, TrainingLoop, cache_shapes
 
 STEPS = 2
 """Number of training steps; in the second the optimizer's states exist from the beginning."""
@@ -68,19 +68,19 @@ class MemoryComparison:
     """The memory checks of a model, and the runs that could not be compared.
 
     checks: one per quantity.
-    run_texts: description of each run.
+    run_descriptions: description of each run.
     skip_reasons: phase → why it is not compared.
     info: further information for the JSON document.
     """
 
     checks: list[Check] = field(default_factory=list)
-    run_texts: list[str] = field(default_factory=list)
+    run_descriptions: list[str] = field(default_factory=list)
     skip_reasons: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
     def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns a verdict that also has the checks of memory."""
-        verdict_info = {"runs": self.run_texts, "left_out": self.skip_reasons, **self.info}
+        verdict_info = {"runs": self.run_descriptions, "left_out": self.skip_reasons, **self.info}
         return replace(
             verdict,
             checks=[*verdict.checks, *self.checks],
@@ -114,7 +114,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         if device == "cpu":
             _check_cpu_memory(spec, run_settings)
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
-        comparison.run_texts.append(run_text(spec, run_settings))
+        comparison.run_descriptions.append(run_text(spec, run_settings))
         comparison.checks += [
             Check("", MEMORY + quantity_name, byte_count, measured_bytes[quantity_name], f"torch on {device}")
             for quantity_name, byte_count in simulated_bytes.items()
@@ -134,7 +134,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     if reason_to_skip:
         comparison.skip_reasons[SUMS] = reason_to_skip
         return
-    training = configured_run(spec, short_settings)
+    training = run_config_of_settings(spec, short_settings)
     smaller_spec = spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
     assert isinstance(training, TrainingConfig)
     training = replace(training, has_master_weights=False)  # the passes read no master weights
@@ -151,7 +151,9 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         return
     measured_bytes = measure_event_passes(model_spec, training)
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
-    comparison.run_texts.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
+    comparison.run_descriptions.append(
+        f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}"
+    )
     comparison.checks += [
         Check("", MEMORY + name, quantity_bytes, measured_bytes[name], "CPU events")
         for name, quantity_bytes in simulated_bytes.items()
@@ -160,7 +162,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes by quantity of a run that is not on a GPU."""
-    run_setup = configured_run(spec, settings)
+    run_setup = run_config_of_settings(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     if isinstance(run_setup, TrainingConfig):
         return simulate_steps(spec, run_setup).bytes_by_name()
@@ -169,13 +171,13 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes by quantity, measured with torch."""
-    run_setup = configured_run(spec, settings)
+    run_setup = run_config_of_settings(spec, settings)
     if isinstance(run_setup, TrainingConfig):
         return measure_steps(spec, run_setup, device).bytes_by_name()
     return measure_pass(spec, run_setup, device).bytes_by_name(run_setup.phase)
 
 
-def reference_settings(settings: Settings) -> Settings:
+def fill_reference_defaults(settings: Settings) -> Settings:
     """Returns the settings with unset fields filled by the defaults of the PyTorch reference.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
@@ -190,9 +192,9 @@ def reference_settings(settings: Settings) -> Settings:
     return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
-def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
-    """Returns the training or inference run of these settings, completed by `reference_settings`."""
-    settings = reference_settings(settings)
+def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
+    """Returns the training or inference run of these settings, completed by `fill_reference_defaults`."""
+    settings = fill_reference_defaults(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
         return training_run(settings, spec, memory_use)
@@ -219,7 +221,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    memory_use, run_setup = memory(spec, settings).states, configured_run(spec, settings)
+    memory_use, run_setup = memory(spec, settings).states, run_config_of_settings(spec, settings)
     dropout_points = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
@@ -281,7 +283,7 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield (
-        optimizer_record.reads_values and device == "meta",
+        optimizer_record.depends_on_values and device == "meta",
         f"{optimizer_record.name} reads values; expected --device cpu",
     )
     is_library_loss = training.kernel_choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
@@ -370,14 +372,14 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
     simulated_run = TrainingRun(spec, training, memory_meter=memory_meter)
     simulated_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     simulated_run.set_up()
-    set_up_bytes, bytes_of_steps = memory_meter.now, []
+    set_up_bytes, bytes_of_steps = memory_meter.live_bytes, []
     for _ in range(step_count):
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
             simulated_run.next_batch()
             loss = simulated_run.forward()
-            live_bytes = memory_meter.now
+            live_bytes = memory_meter.live_bytes
             saved_bytes = _saved_bytes(simulated_run, loss)
             simulated_run.backward(loss)
             del loss
@@ -386,7 +388,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         bytes_of_steps.append(
             StepBytes(
                 **{f"{phase}_peak": peak_bytes for phase, peak_bytes in peaks_by_phase(memory_meter).items()},
-                after_step=memory_meter.now,
+                after_step=memory_meter.live_bytes,
                 after_forward=live_bytes,
                 saved=saved_bytes,
             )
@@ -404,17 +406,17 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
     def add_sum(byte_count: Number, is_in_place: bool) -> None:
         nonlocal gradient_sums
-        gradient_sums = gradient_sums.plus_sum(byte_count, is_in_place)
+        gradient_sums = gradient_sums.with_addition(byte_count, is_in_place)
 
     training_run.set_up()
     weight_bytes = memory_meter.by_kind["weights"]
     training_run.next_batch()
-    training_run.graph.on_sum = add_sum
-    bytes_before = memory_meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
+    training_run.graph.gradient_sum_hook = add_sum
+    bytes_before = memory_meter.live_bytes - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     memory_meter.peaks = {}
     training_run.next_batch()
     loss = training_run.forward()
-    live_bytes = memory_meter.now - bytes_before
+    live_bytes = memory_meter.live_bytes - bytes_before
     training_run.backward(loss)
     peaks_of_phases = peaks_by_phase(memory_meter)
     pass_bytes = PassBytes(
@@ -438,16 +440,16 @@ def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dic
         f"{EVENTS}live_bytes": pass_bytes.live_after_forward,
         f"{EVENTS}forward_peak_bytes": pass_bytes.forward_peak,
         f"{EVENTS}backward_peak_bytes": pass_bytes.backward_peak,
-        f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place,
-        f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place,
+        f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place_bytes,
+        f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place_bytes,
     }
 
 
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if (
-        training_run.training.recompute is not NONE
-        or training_run.training.kernel_choices.cross_entropy == "recomputed"
+        training_run.training_config.recompute is not NONE
+        or training_run.training_config.kernel_choices.cross_entropy == "recomputed"
     ):
         return None
     input_storages = {id(tensor.storage) for tensor in _input_tensors(training_run)}
@@ -513,18 +515,18 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
         for _ in range(step_count):
             peaks_by_quantity.clear()
             tracker.peak = tracker.now
-            training_loop.step(record_phase)
+            training_loop.run_step(record_phase)
             bytes_of_steps.append(StepBytes(**peaks_by_quantity, after_step=tracker.now, **results_after_forward))
     return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
     """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
-    with without_initial_values():
+    with SkipInitialization():
         training_loop = TrainingLoop(spec, training, "cpu")
     training_loop.create_tokens()
     with torch.no_grad(), kernel_variants.kernel_context(training.kernel_choices):
-        training_loop.loss()  # creates objects that are created once
+        training_loop.compute_loss()  # creates objects that are created once
     with (
         discard_profiler_log(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
@@ -537,7 +539,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
             if phase == "forward":
                 phase_context.enter_context(record_function(BACKWARD))
 
-        training_loop.micro_batch(record_phase)
+        training_loop.run_micro_batch(record_phase)
     cpu_events = read_events(profiler)
     return _event_quantities(cpu_events.pass_bytes(), cpu_events.gradient_sums)
 
@@ -553,5 +555,5 @@ def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str
         if inference_config.phase == "decode":
             inference_passes.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (inference_passes.decode if inference_config.phase == "decode" else inference_passes.prefill)()
+        (inference_passes.run_decode if inference_config.phase == "decode" else inference_passes.run_prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

@@ -64,13 +64,13 @@ def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, 
     return summed_counts
 
 
-def parameters(module: nn.Module) -> dict[str, int]:
+def parameter_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_over_submodules((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
-def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
+def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
     index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
@@ -90,7 +90,7 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
     )
 
 
-def buffers(module: nn.Module) -> dict[str, int]:
+def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_over_submodules(
@@ -104,7 +104,7 @@ def skip_modules(module: nn.Module, module_paths: Iterable[str]) -> None:
         module.get_submodule(module_path).forward = lambda x, *_: x
 
 
-def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
+def copy_counts_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
     """Adds measurements for skipped modules: copies from the equal modules that ran.
 
     repeats: their paths by skipped path.
@@ -244,7 +244,7 @@ def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], modul
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
     paths_and_bytes = (
-        (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors))
-        for submodule, tensors in stored_cache.items()
+        (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in parameter_counts_by_first_module))
+        for submodule, parameter_counts_by_first_module in stored_cache.items()
     )
     return _sum_over_submodules(paths_and_bytes)

@@ -2,10 +2,10 @@
 
 The names of these modules differ from those of the reference.
 
-The names are data: `USUAL` in `flow/module_names` for names that most classes share, and `Family.modules` for those of
-one family. Nodes are found from the top down, by name and never by number or size: below the modules of the parent
-node, under the node's own name unless the data says otherwise. A node that is not found is not compared individually,
-and the coverage of a verdict lists it.
+The names are data: `USUAL_NAMES` in `flow/module_names` for names that most classes share, and `Family.modules` for
+those of one family. Nodes are found from the top down, by name and never by number or size: below the modules of the
+parent node, under the node's own name unless the data says otherwise. A node that is not found is not compared
+individually, and the coverage of a verdict lists it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..flow.module_names import USUAL
+from ..flow.module_names import USUAL_NAMES
 from ..flow.tree import Node
 from ..sources.huggingface.family import Modules
 from ..sources.huggingface.towers.names import TOWER_MODULES
@@ -34,7 +34,7 @@ class NodeModules:
     subtracted_modules: tuple[str, ...] = ()
     node_count: int = 1
 
-    def measured(self, counts_by_path: Mapping[str, int]) -> int:
+    def measured_count(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the node's share of the modules' measured counts; −1 if the counts cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
             counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules
@@ -75,9 +75,9 @@ def find_modules_of_nodes(
     )
     return {
         **dict(
-            _ModuleSearch(class_paths, {**USUAL, **class_module_names}, class_module_names).find_modules_outside_towers(
-                model_tree, model_kind, base_path
-            )
+            _ModuleSearch(
+                class_paths, {**USUAL_NAMES, **class_module_names}, class_module_names
+            ).find_modules_outside_towers(model_tree, model_kind, base_path)
         ),
         **dict(tower_modules),
     }

@@ -27,14 +27,14 @@ from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
 from .difference_explanation import list_sizes
 from .module_measurements import (
-    buffers,
+    buffer_counts_by_path,
     cache_bytes_by_path,
-    copy_to_repeats,
+    copy_counts_to_repeats,
     count_flops,
     default_dtype,
     encoder_input,
     module_names,
-    parameters,
+    parameter_counts_by_path,
     skip_modules,
     token_ids,
 )
@@ -70,13 +70,13 @@ def default_seq(spec: ModelSpec) -> int:
         for layer in (stack.block, *stack.variants.values())
     ]
     mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
-    token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_thresholds()]
-    max_tokens = longest_pass(spec)
+    token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.cost_thresholds()]
+    max_tokens = max_prompt_length(spec)
     preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
     return preferred_seq if max_tokens is None else min(preferred_seq, max_tokens)
 
 
-def longest_pass(spec: ModelSpec) -> int | None:
+def max_prompt_length(spec: ModelSpec) -> int | None:
     """Returns the longest prompt that leaves a learned position for decoding; None without learned positions.
 
     Raises `InputError` if none fit.
@@ -92,7 +92,7 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
     """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
-    longest_tokens = longest_pass(spec)
+    longest_tokens = max_prompt_length(spec)
     tokens = max(seq, BUSY_SEQ)
     return tokens if longest_tokens is None else min(tokens, longest_tokens)
 
@@ -112,7 +112,7 @@ def verify_reference(
     require_torch()
     start_time = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
-    longest_tokens = longest_pass(spec)
+    longest_tokens = max_prompt_length(spec)
     if longest_tokens is not None and seq > longest_tokens:
         decoding_text = "" if spec.one_pass_model_name else " and one more"
         raise InputError(
@@ -236,8 +236,12 @@ def _checks(
         return checks
 
     parts_with_parameters = parts_in_forward | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
-    yield from compare_with_model("parameters", total_params_of, parameters(module), None, parts_with_parameters)
-    yield from compare_with_model("buffers", buffer_elements_of, buffers(module), None, parts_with_parameters)
+    yield from compare_with_model(
+        "parameters", total_params_of, parameter_counts_by_path(module), None, parts_with_parameters
+    )
+    yield from compare_with_model(
+        "buffers", buffer_elements_of, buffer_counts_by_path(module), None, parts_with_parameters
+    )
     skip_modules(module, repeats)
 
     has_values = device != "meta"
@@ -255,12 +259,12 @@ def _checks(
     forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
-        "forward_flops", forward_flops_of, copy_to_repeats(forward_flops, repeats), workload, parts_in_forward
+        "forward_flops", forward_flops_of, copy_counts_to_repeats(forward_flops, repeats), workload, parts_in_forward
     )
     yield from compare_with_model(
         "train_flops",
         step_flops_of,
-        copy_to_repeats(training_flops, repeats),
+        copy_counts_to_repeats(training_flops, repeats),
         workload.with_changes(phase="training"),
         parts_in_forward,
     )
@@ -273,19 +277,19 @@ def _checks(
     yield from compare_with_model(
         "prefill_flops",
         forward_flops_of,
-        copy_to_repeats(prefill_flops, repeats),
+        copy_counts_to_repeats(prefill_flops, repeats),
         Workload(batch=batch, seq=seq, phase="prefill"),
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
     decode_flops, _ = count_flops(module, lambda: [module(next_ids, store=cache_store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from compare_with_model(
-        "decode_flops", forward_flops_of, copy_to_repeats(decode_flops, repeats), decode_workload
+        "decode_flops", forward_flops_of, copy_counts_to_repeats(decode_flops, repeats), decode_workload
     )
     element_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
         lambda counted_op: bits_to_bytes(counted_op.cache_bits(element_bits)),
-        copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
+        copy_counts_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

@@ -67,7 +67,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: fr
     return module
 
 
-class without_initial_values(TorchFunctionMode):  # it is used as a function
+class SkipInitialization(TorchFunctionMode):  # it is used as a function
     """Skips the initialisation of parameters, because memory does not depend on their values."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,13 +111,16 @@ class TrainingLoop:
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         kernel_variants.use_kernels(self.module, training.kernel_choices, training.recompute, training.adapters, device)
-        self.weights: list[Tensor] = self._parameters_in_order()
+        self.trained_parameters: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = (
-            [parameter.detach().float() for parameter in self.weights] if training.has_master_weights else self.weights
+            [parameter.detach().float() for parameter in self.trained_parameters]
+            if training.has_master_weights
+            else self.trained_parameters
         )
-        matrix_ids = layer_matrices(self.module)
+        matrix_ids = layer_matrix_ids(self.module)
         parameters = [
-            (tensor, id(weight) in matrix_ids) for tensor, weight in zip(self.updated, self.weights, strict=True)
+            (tensor, id(weight) in matrix_ids)
+            for tensor, weight in zip(self.updated, self.trained_parameters, strict=True)
         ]
         self.optimizers = build_optimizers(
             training.optimizer, parameters, training.implementation, training.has_momentum
@@ -151,18 +154,18 @@ class TrainingLoop:
         source_tensors = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
-    def step(self, phase_callback: PhaseCallback) -> None:
+    def run_step(self, phase_callback: PhaseCallback) -> None:
         """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
         for _ in range(self.training.microbatches):
-            self.micro_batch(phase_callback)
+            self.run_micro_batch(phase_callback)
         self._update_parameters()
         phase_callback("step", None)
 
-    def micro_batch(self, phase_callback: PhaseCallback) -> None:
+    def run_micro_batch(self, phase_callback: PhaseCallback) -> None:
         """Runs the passes of one micro-batch. phase_callback: called after `forward` and `backward`."""
         self.create_tokens()
         with kernel_variants.kernel_context(self.training.kernel_choices):
-            loss = self.loss()
+            loss = self.compute_loss()
             phase_callback("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
@@ -177,7 +180,7 @@ class TrainingLoop:
             self.spec, training.batch, source_length, training.dtype, self.device
         )
 
-    def loss(self) -> Tensor:
+    def compute_loss(self) -> Tensor:
         """Computes the loss of the current tokens."""
         training = self.training
         with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
@@ -188,13 +191,13 @@ class TrainingLoop:
 
     def _update_parameters(self) -> None:
         if self.training.has_master_weights:
-            for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+            for updated_copy, weight in zip(self.updated, self.trained_parameters, strict=True):
                 updated_copy.grad = None if weight.grad is None else weight.grad.float()
         for torch_optimizer in self.optimizers:
             torch_optimizer.step()
         if self.training.has_master_weights:
             with torch.no_grad():
-                for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+                for updated_copy, weight in zip(self.updated, self.trained_parameters, strict=True):
                     updated_copy.grad = None
                     weight.copy_(updated_copy)
         self.module.zero_grad(set_to_none=not self.training.keeps_gradients)
@@ -222,7 +225,7 @@ def build_optimizers(
     )
 
 
-def layer_matrices(module: nn.Module) -> set[int]:
+def layer_matrix_ids(module: nn.Module) -> set[int]:
     """Returns the Python ids of the weight matrices inside the model's layers."""
     return {
         id(submodule.weight)
@@ -241,7 +244,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference_config, "meta")
-    inference_passes.prefill()
+    inference_passes.run_prefill()
     path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
         path_by_module[module]: [
@@ -266,7 +269,7 @@ class InferencePasses:
         kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
-    def prefill(self) -> None:
+    def run_prefill(self) -> None:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
         chunk_size = seq if self.inference.chunk_tokens is None or self.store is None else self.inference.chunk_tokens
@@ -284,7 +287,7 @@ class InferencePasses:
             for module_path, tensors in cache_tensors.items()
         }
 
-    def decode(self) -> None:
+    def run_decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 

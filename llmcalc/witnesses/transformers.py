@@ -31,13 +31,19 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
-from .deviations import class_count_excess, cost_in_class, total_cost_in_class
+from .deviations import class_cost_function, class_excess_function, total_cost_in_class
 from .difference_explanation import list_sizes
 from .matching import compare_modules, coverage_of_leaves
-from .module_measurements import count_flops, default_dtype, module_names, tensor_names, tensors
+from .module_measurements import (
+    count_flops,
+    default_dtype,
+    module_names,
+    parameter_counts_by_first_module,
+    tensor_names,
+)
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_config_fields, family_of_class, load_class, require_library_class, witness_of
+from .witness import class_config_fields, class_model_type, family_of_class, load_class, require_library_class
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +86,7 @@ def verify_config(
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    cost = cost_in_class(text_model_of(config)[2], "parameters", total_params_of, spec)
+    cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(
         model_name,
@@ -106,16 +112,16 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     from .meta_device import MetaDevice
 
     require_library_class(config)
-    class_settings = class_settings_of(config)
+    class_settings = class_quirks(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
+        class_model_type(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = load_class(config)
-    needs_float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
+    needs_float32 = model_class.__name__.endswith(class_settings.bfloat16_refusing_classes)
     dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
         with MetaDevice(), default_dtype(dtype):
@@ -125,7 +131,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _disable_warnings(model)
-    if not will_run or not model_class.__name__.endswith(class_settings.reads_values):
+    if not will_run or not model_class.__name__.endswith(class_settings.value_reading_classes):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
@@ -140,7 +146,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     return materialized_model
 
 
-def class_settings_of(config: Mapping[str, Any]) -> Quirks:
+def class_quirks(config: Mapping[str, Any]) -> Quirks:
     """Returns the config settings with which a model type's classes run on the meta device."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
@@ -185,7 +191,9 @@ def _checks(
     sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
-    params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
+    params = parameter_counts_by_first_module(
+        model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
+    )
     towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
@@ -196,8 +204,8 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost = cost_in_class(model_type, quantity_name, cost, spec)
-        excess_of_node = class_count_excess(model_type, quantity_name, spec)
+        cost = class_cost_function(model_type, quantity_name, cost, spec)
+        excess_of_node = class_excess_function(model_type, quantity_name, spec)
         return remove_zero_checks(
             compare_modules(
                 model_tree,
@@ -221,7 +229,7 @@ def _checks(
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in sequence_lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
-        measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
+        measured_pass = run_forward(spec, model, batch, seq, class_quirks(config))
         yield Check(
             "model",
             "forward_flops",
@@ -321,7 +329,7 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
 def add_channel_axis(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     """Returns token ids [batch, tokens] in the shape of a class that reads several tokens per position."""
     config: Any = model.config
-    return class_settings_of({"model_type": config.model_type}).decoder_ids(config, token_ids)
+    return class_quirks({"model_type": config.model_type}).decoder_ids(config, token_ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -357,7 +365,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for input_name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
+        for input_name, shape in class_quirks({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 
@@ -386,11 +394,13 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     class_name, inputs = type(model).__name__, class_inputs(spec, model, batch, seq)
     if (
         not spec.one_pass_model_name
-        and not class_name.endswith(class_settings.refuses_cache)
+        and not class_name.endswith(class_settings.cache_refusing_classes)
         and not denoises_after_prompt(model)
     ):
         inputs["use_cache"] = True
-    if class_name.endswith(class_settings.makes_mask) and not class_name.endswith(class_settings.reads_values):
+    if class_name.endswith(class_settings.mask_making_classes) and not class_name.endswith(
+        class_settings.value_reading_classes
+    ):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     missing_inputs = [
         name

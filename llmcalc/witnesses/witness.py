@@ -24,7 +24,7 @@ values on meta.
 """
 
 
-def witness_of(model_type: str) -> str:
+def class_model_type(model_type: str) -> str:
     """Returns the model type of the `transformers` class that computes a model of this type.
 
     It is the model type itself, or for a family without a class its `class_model_type`.
@@ -36,7 +36,7 @@ def witness_of(model_type: str) -> str:
 
 def family_of_class(model_type: str) -> Family | None:
     """Returns the family whose class computes this model type; None for an unsupported family."""
-    class_type = witness_of(model_type)
+    class_type = class_model_type(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
 
@@ -87,7 +87,9 @@ def class_name_of(config: Mapping[str, Any]) -> str:
     elif not architecture:
         mapping_names = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
     for mapping_name in mapping_names:
-        class_name = getattr(auto, f"MODEL_FOR_{mapping_name}_MAPPING_NAMES").get(witness_of(config["model_type"]))
+        class_name = getattr(auto, f"MODEL_FOR_{mapping_name}_MAPPING_NAMES").get(
+            class_model_type(config["model_type"])
+        )
         if isinstance(class_name, str):
             return class_name
     raise InputError(
@@ -101,7 +103,7 @@ def load_class(config: Mapping[str, Any]) -> Any:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    architecture, class_type = architecture_of(config), witness_of(config["model_type"])
+    architecture, class_type = architecture_of(config), class_model_type(config["model_type"])
     if architecture.lower() not in _names_by_lower_case() and class_type in CONFIG_MAPPING:
         module_name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
         module_attributes = vars(import_module(module_name)) if module_name.startswith("transformers.models.") else {}

@@ -341,7 +341,7 @@ def test_layers_that_share_parameters_share_what_is_kept_beside_them() -> None:
     assert verdict.ok, verdict.failures
 
 
-MIXING = [cls for cls in MIXERS.classes() if issubclass(cls, Component)]
+MIXING = [cls for cls in MIXERS.load_component_classes() if issubclass(cls, Component)]
 
 
 def verbs_of_mixer(case: tuple[type[Component], int]) -> set[Any]:

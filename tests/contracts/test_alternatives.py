@@ -52,7 +52,7 @@ def fields_of_branch(branch: ModuleScope) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place in branch.node().walk():
         assert place.path not in found, place.path
-        use = place.use
+        use = place.counted_op
         if use is None:
             found[place.path] = None
             continue

@@ -41,7 +41,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
         "sizes",
         "projected_output_size",
         "prediction_block",
-        "sharing_key_of",
+        "sharing_key",
         "rotary_size",
         "output_width",
         "has_bias",

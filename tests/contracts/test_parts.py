@@ -10,7 +10,7 @@ import torch
 from llmcalc.components.added_position import AxialPositions, LearnedPositions, SinusoidalPositions
 from llmcalc.components.base import Component, Nothing
 from llmcalc.components.block_proposal import Proposal
-from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, all_components
+from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, load_all_components
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import DisentangledScores, RelativeEmbedding, SideConvolution
@@ -265,9 +265,9 @@ def around_a_model(part: Component) -> ModelSpec:
         case Stack():
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=part)
     kind = type(part)
-    if kind in MIXERS.classes():
+    if kind in MIXERS.load_component_classes():
         return decoder(attention=part)
-    if kind in CHANNEL_MIXERS.classes():
+    if kind in CHANNEL_MIXERS.load_component_classes():
         return decoder(feed_forward=part)
     return decoder(head=part)
 
@@ -285,7 +285,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*all_components(), *LAYERS.classes(), Stack)
+    for part in (*load_all_components(), *LAYERS.load_component_classes(), Stack)
     for i, example in enumerate(part.examples())
 ]
 
@@ -301,7 +301,7 @@ def is_causal(example: Any) -> bool:
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
     model = around_a_model(example)
     layer = model.main.block
-    attends_to_block = getattr(layer.attention, "sees_whole_pass", False)
+    attends_to_block = getattr(layer.attention, "attends_to_whole_pass", False)
     sees_whole_pass = attends_to_block or recurs_in_a_block or getattr(example, "whole_pass", False)
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
     return not model.one_pass_model_name and not sees_whole_pass and not gives_further_rows
@@ -354,8 +354,8 @@ def test_a_token_sees_only_those_before_it(example: Component) -> None:
 
 
 def test_every_member_of_a_union_is_a_part_with_examples() -> None:
-    for part in {*MIXERS.classes(), *CHANNEL_MIXERS.classes()} - {Nothing}:
-        assert part in all_components()
+    for part in {*MIXERS.load_component_classes(), *CHANNEL_MIXERS.load_component_classes()} - {Nothing}:
+        assert part in load_all_components()
         assert part.examples()  # type: ignore[attr-defined]
 
 

@@ -24,7 +24,7 @@ from tests.samples import in_one_test
 LONGEST = 40
 EXAMPLES = [
     pytest.param(example, id=f"{cls.__name__}-{i}")
-    for cls in MIXERS.classes()
+    for cls in MIXERS.load_component_classes()
     if issubclass(cls, TokenMixer) and "decoder" in cls.allowed_stacks
     for i, example in enumerate(cls.examples())
 ]
@@ -58,7 +58,7 @@ def lengths_of(spec: ModelSpec) -> list[dict[str, Any]]:
 @in_one_test
 @pytest.mark.parametrize("mixer", EXAMPLES)
 def test_it_names_the_lengths_at_which_it_changes(mixer: TokenMixer) -> None:
-    bends_found, reach = bends(around_a_model(mixer)), mixer.length_thresholds()
+    bends_found, reach = bends(around_a_model(mixer)), mixer.cost_thresholds()
     if bends_found:
         assert any(abs(n - min(bends_found)) <= 2 for n in reach), (bends_found, reach)
     for length in reach:

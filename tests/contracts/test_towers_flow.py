@@ -41,7 +41,7 @@ from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
 from tests.samples import in_one_test, sampled
 
-KINDS: list[Any] = TOWERS.classes()
+KINDS: list[Any] = TOWERS.load_component_classes()
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
 ]
@@ -131,16 +131,16 @@ def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> N
 @in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(example: Any) -> None:
-    recorder = Flow(memory=Value(PATCHES, ()))
-    recorder.memo["keys and values"] = handed = {"of the text": 1}
-    before = recorder.causal, recorder.memory, recorder.memo
+    recorder = Flow(encoder_output=Value(PATCHES, ()))
+    recorder.layer_memo["keys and values"] = handed = {"of the text": 1}
+    before = recorder.causal, recorder.encoder_output, recorder.layer_memo
     recorder.part("vision_tower", example, example.input_value())
     assert (
-        (recorder.causal, recorder.memory, recorder.memo)
+        (recorder.causal, recorder.encoder_output, recorder.layer_memo)
         == before
         == (True, before[1], {"keys and values": {"of the text": 1}})
     )
-    assert recorder.memo["keys and values"] is handed
+    assert recorder.layer_memo["keys and values"] is handed
     attending = [step for step in recorder.root.steps() if step.verb == "attention"]
     assert attending or isinstance(example, Projector | PatchEmbedder | ConvNextEncoder)
     for step in attending:

@@ -249,13 +249,13 @@ CHECKPOINTED = {
     **{f"moe-{i}": decoder(feed_forward=part) for i, part in enumerate(MoE.examples())},
     **{
         f"{layer.__name__}-{i}": around_a_model(part)
-        for layer in (*LAYERS.classes(), Stack)
+        for layer in (*LAYERS.load_component_classes(), Stack)
         if layer is not Block
         for i, part in enumerate(layer.examples())
     },
     **{
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
-        for mixer in MIXERS.classes()
+        for mixer in MIXERS.load_component_classes()
         if "decoder" in getattr(mixer, "allowed_stacks", ())
         if mixer not in (MergedAttention, ContextAttention, LatentContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))

@@ -12,7 +12,7 @@ from tests.families import shapes_of
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_tied_linear_layer_has_a_bias_alone(tied: bool, bias: bool) -> None:
-    layer = Linear(5, 3, bias=bias, tied=tied)
+    layer = Linear(5, 3, bias=bias, is_tied=tied)
     assert layer.params() == 15 * (not tied) + 3 * bias
     assert [tensor.shape for tensor in layer.tensors()] == [(3, 5)] * (not tied) + [(3,)] * bias
 

@@ -277,7 +277,7 @@ def _sides(row: Row, name: str, stored: str) -> Iterator[Outcome]:
     (op,) = {place.node.op for place in spec(name).tree().walk() if type(place.node.op).__name__ == "KVCache"}
     layers, bits = spec(name).decoder.num_hidden_layers, {"f16": 16}[stored]  # type: ignore[union-attr]
     one, other = (heads * size * layers * row["n_ctx"] * bits // 8 / MIB for heads, size in op.vectors)
-    keys, values = (other, one) if op.kind == "latent_attention" else (one, other)
+    keys, values = (other, one) if op.cache_kind == "latent_attention" else (one, other)
     yield Outcome(f"{row['id']} K", row["measured"]["k_mib"], keys, keys, note=stored)
     yield Outcome(f"{row['id']} V", row["measured"]["v_mib"], values, values, note=stored)
 

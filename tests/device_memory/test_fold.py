@@ -67,14 +67,14 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
     (loop,) = layer_stacks(
         llmcalc.load("llama3-70b").model, recompute_interval=3
     )  # 26 repeats of 3 layers, and two layers
-    assert (loop.layer_period, loop.repeats, loop.repeats_of_layer_types(4)) == (3, 26, 4 * 3 + 2)
+    assert (loop.layer_period, loop.repeat_count, loop.repeats_of_layer_types(4)) == (3, 26, 4 * 3 + 2)
 
 
 @pytest.mark.parametrize(("name", "interval"), [("gemma3-27b", 1), ("gemma3-27b", 4), ("llama3-70b", 3)])
 def test_a_run_of_four_repeats_has_the_layers_before_the_end_of_its_pattern(name: str, interval: int) -> None:
     (loop,) = layer_stacks(llmcalc.load(name).model, recompute_interval=interval)
     layers_of_types = loop.repeats_of_layer_types(4) * (loop.layer_period // loop.pattern_multiple)
-    assert loop.layers_before + layers_of_types + loop.layers_after == loop.end(4)
+    assert loop.layers_before + layers_of_types + loop.layers_after == loop.end_index(4)
 
 
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:

@@ -12,7 +12,7 @@ from llmcalc.costs.cache import kv
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.simulator.meter import KINDS
+from llmcalc.simulator.meter import MEMORY_KINDS
 from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
 from tests.contracts.test_parts import decoder
 from tests.samples import in_one_test
@@ -55,7 +55,7 @@ def test_the_document_adds_up(run: Any, target: str, words: tuple[str, ...]) -> 
     found = document["memory"]
     numbers = ("exact_bytes", "peak_bytes", "after_step_bytes", "reserved_bytes", "device_bytes", "total_bytes")
     assert all(type(found[key]) is int for key in numbers)
-    assert list(found["by_kind"]) == list(KINDS)
+    assert list(found["by_kind"]) == list(MEMORY_KINDS)
     assert sum(found["by_kind"].values()) == found["peak_bytes"]
     assert sum(term["bytes"] for term in found["terms"]) == found["device_bytes"]
     assert {term["status"] for term in found["terms"]} <= {"exact", "source", "estimate"}  # nothing is untested

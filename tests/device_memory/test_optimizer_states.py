@@ -61,8 +61,8 @@ def held(states: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("example", COMPARED)
 def test_tensors_add_up_to_the_parameters(example: Component) -> None:
     for place in around_a_model(example).tree().walk():
-        if place.use is not None:
-            assert sum(t.size for t in place.use.tensors()) == place.use.params(), place.path
+        if place.counted_op is not None:
+            assert sum(t.size for t in place.counted_op.tensors()) == place.counted_op.params(), place.path
 
 
 @pytest.mark.parametrize("example", COMPARED)

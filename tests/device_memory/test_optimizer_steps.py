@@ -132,14 +132,16 @@ def without_values(
     meter = Meter()
     graph = AutogradGraph(meter)
     trained = all_trained(meter, of)
-    before, found = meter.now, []
+    before, found = meter.live_bytes, []
     for _ in range(2):
-        now = meter.now
+        now = meter.live_bytes
         meter.restart()
         run_step(graph, name, trained, implementation, momentum)
-        found.append(Step(meter.peak - now, meter.now - before))
+        found.append(Step(meter.peak_bytes - now, meter.live_bytes - before))
     assert meter.kind == "temporary"
-    assert meter.by_kind["optimizer"] == meter.now - before == sum(s.bytes for one in trained for s in one.states)
+    assert (
+        meter.by_kind["optimizer"] == meter.live_bytes - before == sum(s.bytes for one in trained for s in one.states)
+    )
     return found
 
 
@@ -363,10 +365,10 @@ def test_states_that_the_driver_pages_are_no_tensors_of_torchs_allocator() -> No
     """A whole run leaves out states of 100,000 elements and more; their scales and small states stay."""
     of = [Parameter((1000, 100), "bfloat16", False), Parameter((64, 64), "bfloat16", False)]
     meter = Meter()
-    trained, before = all_trained(meter, of), meter.now
+    trained, before = all_trained(meter, of), meter.live_bytes
     run_step(AutogradGraph(meter), "paged-adamw-8bit", trained, pages_states=True)
     scales, maps = -(-100_000 // 256), 2 * 256 * 4
-    assert meter.now - before == 2 * (4 * scales + 4096 + 4 * 16) + maps
+    assert meter.live_bytes - before == 2 * (4 * scales + 4096 + 4 * 16) + maps
 
 
 # What is refused

@@ -36,7 +36,7 @@ def replayed(spec: ModelSpec, training: TrainingConfig) -> Step:
         phase: max((peak.bytes for place, peak in run.meter.peaks.items() if place.phase == phase), default=0)
         for phase in ("forward", "backward", "step")
     }
-    return Step(**most, after=run.meter.now)
+    return Step(**most, after=run.meter.live_bytes)
 
 
 def names(spec: ModelSpec, training: TrainingConfig) -> list[str]:

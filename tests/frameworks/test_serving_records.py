@@ -25,7 +25,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.simulator.event_log import RecordedEvents
-from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism, keep_stage
+from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism, remove_other_stages
 from llmcalc.witnesses.distributed.rank import RankStorageTracker
 from tests.comparisons import compares, under
 from tests.device_memory.test_inference import Found, replayed
@@ -107,7 +107,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: 
             share = rank_model(spec, layout, rank).chunks
             if layout.pp > 1:
                 own = range(share.layers[0], share.layers[-1] + 1)
-                keep_stage(module, own, share.has_embedding, share.has_head)
+                remove_other_stages(module, own, share.has_embedding, share.has_head)
             if layout.tp > 1:
                 apply_tensor_parallelism(module, mesh)
             whole = [*module.parameters(), *module.buffers()]

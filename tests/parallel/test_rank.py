@@ -143,7 +143,7 @@ def paths(one: WeightShard) -> Iterator[str]:
     for name, indices in one.path:
         names = [name] if indices is None else [f"{name}.{i}" for i in indices]
         every = [f"{path}.{name}" if path else name for path in every for name in names]
-    assert len(every) == one.count
+    assert len(every) == one.module_count
     return iter(every)
 
 

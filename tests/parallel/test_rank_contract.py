@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmcalc.components.choices import LAYERS, all_components
+from llmcalc.components.choices import LAYERS, load_all_components
 from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.mixers.context_attention import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
@@ -38,7 +38,7 @@ SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
 EXAMPLES = {
     f"{part.__name__}-{i}": example
-    for part in (*all_components(), *LAYERS.classes(), Stack)
+    for part in (*load_all_components(), *LAYERS.load_component_classes(), Stack)
     for i, example in enumerate(part.examples())
     if part not in (ContextAttention, LatentContextAttention)
     and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
@@ -102,7 +102,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
     if "params" in op.effects:
         for tensor, *parts_of in zip(op.tensors(), *(one.tensors() for one in ops), strict=True):
             _check_tensor(whole.path, tensor.shape, [part.shape for part in parts_of], copies)
-        if divided and first.verb in WITH_WEIGHTS and not copies and not getattr(op, "tied", False):
+        if divided and first.verb in WITH_WEIGHTS and not copies and not getattr(op, "is_tied", False):
             assert sum(one.tensors()[0].size for one in ops) == op.tensors()[0].size, whole.path
     if "forward_flops" in op.effects and whole.runs:
         for count in ("forward_flops", "backward_flops"):
@@ -124,7 +124,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
     return any(
-        isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size
+        isinstance(axis, AxisShard) and axis.size * axis.rank_count > axis.full_size
         for axis in axes_with_concatenated_parts(shape)
     )
 

@@ -129,7 +129,7 @@ def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     assert found.pipeline.ranks * found.pipeline.chunk_count == 2 * found.pipeline.stages  # two copies of the model
     assert most(found.pipeline) == [p + 1] * p
     assert found.idle_time == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
-    faster = ran(m, PassDurations(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
+    faster = ran(m, PassDurations(4, 4, 4, overlapped_time=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
     idle = max(
         faster.time - faster.busy_time(rank) for rank in range(p)
     )  # the middle ranks; the others have fewer pairs
@@ -288,7 +288,7 @@ def test_every_micro_batch_passes_every_stage_once_and_in_order(found: Timetable
     for action, stage, start, end in ends(found):
         kind = "B" if action.pass_kind == "I" else action.pass_kind
         starts[kind, stage, action.micro_batch], stops[kind, stage, action.micro_batch] = start, end
-    send, last = found.pass_durations.send, p.stages - 1
+    send, last = found.pass_durations.send_time, p.stages - 1
     for (kind, stage, i), start in starts.items():
         if kind == "F":
             assert stage == 0 or start >= stops["F", stage - 1, i] + send
@@ -322,7 +322,7 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
 @given(runs())
 def test_ranks_run_one_thing_at_a_time_and_never_longer_than_one_after_the_other(found: Timetable) -> None:
     work = sum(found.busy_time(rank) for rank in range(found.pipeline.ranks))
-    assert found.time <= work + found.pass_durations.send * found.message_count
+    assert found.time <= work + found.pass_durations.send_time * found.message_count
     for rank, spans in enumerate(found.spans_by_rank):
         free = 0.0
         for action, start, end in spans:

@@ -131,7 +131,7 @@ def test_labels_at_the_ends_of_curves_stand_apart() -> None:
 def test_no_two_curves_look_the_same() -> None:
     styles = [curve_style(i) for i in range(24)]
     assert len({style.colour for style in styles}) == 24
-    assert len({str(style.line) for style in styles[::8]}) == 3
+    assert len({str(style.line_style) for style in styles[::8]}) == 3
     assert [style.colour.upper() for style in styles[:8]] == [colour.upper() for colour in palette.SERIES]
 
 

@@ -13,7 +13,7 @@ from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.memory import memory as picture
 from llmcalc.reports import palette
 from llmcalc.reports.memory import PHASE_NAMES
-from llmcalc.simulator.meter import KINDS
+from llmcalc.simulator.meter import MEMORY_KINDS
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -52,8 +52,8 @@ def test_the_picture_says_what_the_answer_says() -> None:
 
 
 def test_every_kind_has_a_colour_of_its_own() -> None:
-    assert tuple(palette.KINDS) == KINDS
-    assert len(set(palette.KINDS.values())) == len(KINDS)
+    assert tuple(palette.KINDS) == MEMORY_KINDS
+    assert len(set(palette.KINDS.values())) == len(MEMORY_KINDS)
 
 
 @pytest.mark.parametrize(

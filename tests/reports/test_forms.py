@@ -110,4 +110,4 @@ def test_every_recurrence_says_what_of_it_is_not_counted(example: Component) -> 
         for _, layer, *_ in stack.layer_groups()
         for _, mixer, _ in layer.mixers(stack.hidden_size or spec.hidden_size)
     ]
-    assert recurs == any(mixer.uncounted_work for mixer in mixers if isinstance(mixer, TokenMixer))
+    assert recurs == any(mixer.uncounted_operations for mixer in mixers if isinstance(mixer, TokenMixer))

@@ -131,7 +131,7 @@ def test_warnings_are_not_lost_in_csv(
 
 
 def test_a_name_for_every_position() -> None:
-    labels = [cls.label for cls in SCORE_POSITIONS.classes() if issubclass(cls, AttentionPosition)]
+    labels = [cls.label for cls in SCORE_POSITIONS.load_component_classes() if issubclass(cls, AttentionPosition)]
     assert all(labels)
     assert len({*labels}) == len(SCORE_POSITIONS.class_paths)
 

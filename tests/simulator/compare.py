@@ -17,7 +17,7 @@ from typing import Any
 from _pytest.mark.structures import ParameterSet
 
 from llmcalc.components.base import Component
-from llmcalc.components.choices import LAYERS, all_components
+from llmcalc.components.choices import LAYERS, load_all_components
 from llmcalc.components.stack import Stack
 from llmcalc.evidence import UNTESTED, witness_of
 from llmcalc.simulator.lowering import UnsupportedKernel
@@ -33,7 +33,7 @@ def examples() -> Mapping[str, Component]:
     return MappingProxyType(
         {
             f"{part.__name__}-{i}": example
-            for part in (*all_components(), *LAYERS.classes(), Stack)
+            for part in (*load_all_components(), *LAYERS.load_component_classes(), Stack)
             for i, example in enumerate(part.examples())
             if not is_untested(example)
         }

@@ -36,13 +36,13 @@ class Logged(Meter):
     def allocate(self, size: Any) -> Any:
         block = super().allocate(size)
         if self.log is not None:
-            self.log.append(f"+{size:>12,} {self.now - self.base:>12,} {self.place.path}")
+            self.log.append(f"+{size:>12,} {self.live_bytes - self.base:>12,} {self.place.path}")
         return block
 
     def free(self, block: Any) -> None:
         super().free(block)
         if self.log is not None:
-            self.log.append(f"-{block.bytes:>12,} {self.now - self.base:>12,}")
+            self.log.append(f"-{block.bytes:>12,} {self.live_bytes - self.base:>12,}")
 
     graph: AutogradGraph
 
@@ -70,7 +70,7 @@ def without_values(
     """
     program, meter = spec.program(), Logged()
     graph = meter.graph = AutogradGraph(meter)
-    graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
+    graph.adds_in_place, graph.gradient_sum_hook = adds_in_place, on_sum
     run = EagerKernels(
         graph,
         RunConfig(Workload(batch=batch, seq=seq, source=seq, phase="training")),
@@ -89,7 +89,7 @@ def without_values(
     meter.kind = "temporary"
 
     def once() -> Tensor:
-        graph.autocast = DTYPES["bfloat16"] if autocast else None
+        graph.autocast_dtype = DTYPES["bfloat16"] if autocast else None
         out = run.run(program)
         out = run.losses(out, labels) if spec.head.type == "lm" else out
         graph.leave_autocast()
@@ -97,19 +97,19 @@ def without_values(
 
     with graph.no_grad():
         once()  # makes the weights
-    meter.base = base = meter.now
+    meter.base = base = meter.live_bytes
     meter.log = log
     meter.restart()
     out = once()
     saves_all = recompute is NONE and choices.cross_entropy != "recomputed"
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if saves_all else 0
-    live, forward = meter.now - base, meter.peak - base
+    live, forward = meter.live_bytes - base, meter.peak_bytes - base
     if log is not None:
         log.append("--- backward")
     meter.restart()
     backward(graph, out, graph.new_tensor(out.shape, out.dtype, out.strides))
     del out
-    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+    return Held(saved, live, forward, meter.peak_bytes - base, meter.live_bytes - base)
 
 
 def by_torch(

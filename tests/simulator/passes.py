@@ -67,18 +67,18 @@ def without_values(
     """What each pass holds, by the eager profile. Raises `UnsupportedKernel`."""
     program, meter = spec.program(), Logged()
     graph = meter.graph = AutogradGraph(meter)
-    graph.enabled = False
+    graph.is_grad_enabled = False
     lines: list[str] = []
     past, found, execution = 0, list[Pass](), Execution(mla=mla)
     prompt = sum(passes[:-1])
     run_config = RunConfig(Workload(BATCH, prompt, source=SEQ, phase="prefill"), execution=execution)
     run = EagerKernels(graph, run_config, DTYPES["bfloat16"], choices=choices)
     run.allocate_parameters(program)
-    meter.kind, run.store = "weights", {}
+    meter.kind, run.cached_tensors_by_path = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
     run.inputs[SOURCE] = given[SEQ]
     run.create_input_frames(program)
-    meter.kind, meter.base, meter.log = "temporary", meter.now, lines
+    meter.kind, meter.base, meter.log = "temporary", meter.live_bytes, lines
     for tokens in passes:
         phase: Phase = "forward" if spec.kind == "encoder" else "decode" if past and tokens == 1 else "prefill"
         work = Workload(BATCH, tokens, context=past, source=SEQ, phase=phase)
@@ -90,7 +90,7 @@ def without_values(
         out = run.run(program)
         del out
         past += tokens
-        found.append(Pass.read(lines[before:], meter.now - meter.base))
+        found.append(Pass.read(lines[before:], meter.live_bytes - meter.base))
         lines.append("--- next")
     if log is not None:
         log += lines

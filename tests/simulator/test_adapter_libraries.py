@@ -295,11 +295,11 @@ def test_offloaded_tensors_leave_the_device() -> None:
     graph = AutogradGraph(meter)
     offload = Offload(graph)
     saved = [offload.pack(graph.new_tensor((1024,), BFLOAT16)) for _ in range(10)]
-    assert meter.now == STASH * 2048
+    assert meter.live_bytes == STASH * 2048
     small = offload.pack(graph.new_tensor((8,), BFLOAT16))
-    assert meter.now == (STASH - 1) * 2048 + 16
+    assert meter.live_bytes == (STASH - 1) * 2048 + 16
     back = saved[0].unpack()
-    assert meter.now == 2048 + 16
+    assert meter.live_bytes == 2048 + 16
     assert (back.shape, small.unpack().shape) == ((1024,), (8,))
 
 

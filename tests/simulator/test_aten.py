@@ -290,15 +290,15 @@ def ours(case: Case) -> Held:
         empty(meter, shape, DTYPES[str(dtype)[6:]], is_leaf=dtype.is_floating_point) for shape, dtype in case.inputs
     ]
     meter.kind = "temporary"
-    base = meter.now
+    base = meter.live_bytes
     meter.restart()
     out = case.ours(Aten(graph), *inputs)
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
-    live, forward = meter.now - base, meter.peak - base
+    live, forward = meter.live_bytes - base, meter.peak_bytes - base
     meter.restart()
     backward(graph, out, graph.new_tensor(out.shape, out.dtype, out.strides))
     del out
-    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+    return Held(saved, live, forward, meter.peak_bytes - base, meter.live_bytes - base)
 
 
 def theirs(case: Case, log: list[str] | None = None) -> Held:

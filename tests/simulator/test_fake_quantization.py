@@ -99,7 +99,7 @@ class Fresh(models.EagerKernels):
 
     def run(self, program: Any) -> Any:
         result = super().run(program)
-        if not self.graph.enabled:
+        if not self.graph.is_grad_enabled:
             self.scales_of_quantizers.clear()
         return result
 

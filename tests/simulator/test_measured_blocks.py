@@ -63,9 +63,9 @@ def test_segments_are_reserved_as_torch_reserved_them(run: int) -> None:
         if event == "S":
             reserved += bytes
         elif event == "+":
-            allocator.play([encode_allocation(count, bytes)], count + 1)
+            allocator.run_steps([encode_allocation(count, bytes)], count + 1)
             numbers[address], count = count, count + 1
             assert allocator.reserved == reserved
         elif address in numbers:
-            allocator.play([encode_release(numbers.pop(address))], count)
+            allocator.run_steps([encode_release(numbers.pop(address))], count)
     assert allocator.reserved == runs()[run]["reserved_bytes"]

@@ -20,7 +20,7 @@ from llmcalc.simulator.caching_allocator import (
     CachingAllocator,
     play_step_lists,
 )
-from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
+from llmcalc.simulator.event_log import FREE_EVENT, RENAME_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.record_microbatches import PassRecorder
 from llmcalc.simulator.repeat_layers import NotRepeatingError
@@ -43,16 +43,18 @@ def drawn(random: Random) -> tuple[list[Event], int]:
     for _ in range(random.randrange(1500)):
         which = random.random()
         if which < 0.02:
-            events.append((-1, STREAMED, random.randrange(3)))
+            events.append((-1, STREAM_EVENT, random.randrange(3)))
         elif which < 0.5 and live:
-            events.append((live.pop(random.randrange(len(live))), FREED, None))
+            events.append((live.pop(random.randrange(len(live))), FREE_EVENT, None))
         else:
             if which > 0.98 and live:
                 at = random.randrange(len(live))
-                events.append((count, NAMED, live[at]))
+                events.append((count, RENAME_EVENT, live[at]))
                 live[at] = count
             else:
-                events.append((count, TAKEN, 4 * MIB) if which > 0.96 else (count, random.choice(sizes), "temporary"))
+                events.append(
+                    (count, WORKSPACE_EVENT, 4 * MIB) if which > 0.96 else (count, random.choice(sizes), "temporary")
+                )
                 live.append(count)
             count += 1
     return events, count
@@ -63,14 +65,14 @@ def allocated(events: list[Event], count: int, device: WitnessAllocator) -> None
     handles: list[Any] = [None] * count
     stream = 0
     for x, size, what in events:
-        if size == FREED:
+        if size == FREE_EVENT:
             device.free(handles[x])
-        elif size == NAMED:
+        elif size == RENAME_EVENT:
             handles[x] = handles[what]
-        elif size == STREAMED:
+        elif size == STREAM_EVENT:
             stream = what
         else:
-            handles[x] = device.allocate(what if size == TAKEN else size, stream)
+            handles[x] = device.allocate(what if size == WORKSPACE_EVENT else size, stream)
 
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
@@ -81,8 +83,8 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         device, played = WitnessAllocator(expandable), CachingAllocator(expandable)
         allocated(events, count, device)
         half, score = len(events) // 2, AllocatorStepEncoder(count)
-        played.play(score.steps(events[:half]), count)
-        played.play([(x - 5, n) for x, n in score.steps(events[half:])], count, 5)  # 5 are added again
+        played.run_steps(score.steps(events[:half]), count)
+        played.run_steps([(x - 5, n) for x, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
 
@@ -97,7 +99,7 @@ def test_pieces_of_a_run_are_played_in_order(expandable: bool) -> None:
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
     pieces = [([(x - start, n) for x, n in steps[start:end]], start) for start, end in pairwise(cuts)]
     whole_device = CachingAllocator(expandable)
-    whole_device.play(steps, count)
+    whole_device.run_steps(steps, count)
     device = play_step_lists(pieces, count, expandable)
     assert [getattr(device, name) for name in SUMS] == [getattr(whole_device, name) for name in SUMS]
 

@@ -187,13 +187,13 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.plus_sum(size, in_place)
+        sums = sums.with_addition(size, in_place)
 
     model = spec(name)
     ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)
     cpu = seen(model)
     assert cpu.gradient_sums == sums
-    assert sums.out_of_place > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
+    assert sums.out_of_place_bytes > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
     assert cpu.pass_bytes() == (ours.live, ours.forward, ours.backward), name
 
 
@@ -264,7 +264,7 @@ def test_a_tied_table_has_three_gradients_at_once() -> None:
     tied, untied = (llmcalc.load("qwen3-0.6b", **TABLES, tie_word_embeddings=tie).model for tie in (True, False))
     table = 4 * tied.vocab_size * tied.hidden_size
     cpu, apart = seen(tied), seen(untied)
-    assert cpu.gradient_sums.out_of_place == apart.gradient_sums.out_of_place + table
+    assert cpu.gradient_sums.out_of_place_bytes == apart.gradient_sums.out_of_place_bytes + table
     assert cpu.pass_bytes().backward_peak > 3 * table
     ours = [without_values(model, dtype="float32", adds_in_place=True).backward for model in (tied, untied)]
     assert ours == [cpu.pass_bytes().backward_peak, apart.pass_bytes().backward_peak]

@@ -97,15 +97,15 @@ def replayed(ring: ContextParallelRing, heads_first: bool) -> list[int]:
         q, k, v = (empty(meter, SHAPE, BFLOAT16) for _ in range(3))
     else:
         q, k, v = (Aten(graph).transpose(empty(meter, (BATCH, ROWS, HEADS, SIZE), BFLOAT16), 1, 2) for _ in range(3))
-    before, kernels = meter.now, RingKernels(graph, ring, allocates_workspace=False)
+    before, kernels = meter.live_bytes, RingKernels(graph, ring, allocates_workspace=False)
     with graph.no_grad():
         meter.restart()
         out, sums, *others = kernels.forward(q, k, v)
-        found = [meter.peak, meter.now]
+        found = [meter.peak_bytes, meter.live_bytes]
         gradient = graph.new_tensor(q.shape, q.dtype, q.strides)
         meter.restart()
         kept = kernels.backward(gradient, q, k, v, out, sums)
-        found += [meter.peak, meter.now]
+        found += [meter.peak_bytes, meter.live_bytes]
         del kept, others
     return [one - before for one in found]
 
@@ -190,7 +190,7 @@ def test_rounds_that_do_the_same_change_no_peak(comm: Any, monkeypatch: pytest.M
     settings = Settings(phase="training", seq=32768, attn_implementation="flash")
     one_rank_memory = memory(llmcalc.load("qwen3-0.6b").model, settings)
     layout = Layout(cp=16, zero=3, cp_comm=comm)
-    assert len(ContextParallelRing(16, 0, peaks_only=True).rounds()) < 16
+    assert len(ContextParallelRing(16, 0, runs_only_peak_rounds=True).rounds()) < 16
     short = framework_named("fsdp2").estimate(one_rank_memory).largest_bytes(layout, 1)
     monkeypatch.setattr(ContextParallelRing, "rounds", lambda self: list(range(self.ranks)))
     assert framework_named("fsdp2").estimate(one_rank_memory).largest_bytes(layout, 1) == short

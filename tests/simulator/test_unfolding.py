@@ -20,7 +20,14 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.event_log import FREED, NAMED, Event, RecordedEvents, is_repeatable, is_self_contained
+from llmcalc.simulator.event_log import (
+    FREE_EVENT,
+    RENAME_EVENT,
+    Event,
+    RecordedEvents,
+    is_repeatable,
+    is_self_contained,
+)
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter
@@ -72,7 +79,7 @@ PASSES = {
 
 def unfolding(spec: ModelSpec, config: TrainingConfig | InferenceConfig) -> RepeatAnalysis:
     stacks = layer_stacks(spec, config.recompute.every if isinstance(config, TrainingConfig) else 1)
-    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
+    grow = [i for i, loop in enumerate(stacks) if loop.repeat_count > RECORDED_REPEATS]
     assert grow
     few = {i: stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in grow}
     if isinstance(config, TrainingConfig):
@@ -156,9 +163,9 @@ def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
     stacks = layer_stacks(spec)
     recorded = record_training(spec, PLAIN, {0: RECORDED_REPEATS})
-    inner = min(RepeatAnalysis(recorded, stacks, [0]).twins)
+    inner = min(RepeatAnalysis(recorded, stacks, [0]).counterparts)
     batch, *others = recorded.reported_step
-    named = replace(recorded, reported_step=[[*batch, (inner, NAMED, inner)], *others])
+    named = replace(recorded, reported_step=[[*batch, (inner, RENAME_EVENT, inner)], *others])
     with pytest.raises(NotRepeatingError):
         RepeatAnalysis(named, stacks, [0])
 
@@ -197,7 +204,7 @@ def made(*numbers: int) -> list[Event]:
 
 
 def freed(*numbers: int) -> list[Event]:
-    return [(x, FREED, None) for x in numbers]
+    return [(x, FREE_EVENT, None) for x in numbers]
 
 
 def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from llmcalc.components.evidence import nested_parts
+from llmcalc.components.evidence import nested_components
 from llmcalc.components.networks.moe import MoE
 from tests.builders import family_shapes, spec_of
 
@@ -44,7 +44,7 @@ def float32_weights(model_types: frozenset[str] | None = None) -> list[str]:
         kind = config["model_type"]
         if weighing.get(kind) is not None or (model_types is not None and kind not in model_types):
             continue
-        if any(isinstance(part, MoE) for part in nested_parts(spec_of(config))):
+        if any(isinstance(part, MoE) for part in nested_components(spec_of(config))):
             weighs = weighs_in_float32(config)
             if weighs is not None:
                 weighing[kind] = weighs

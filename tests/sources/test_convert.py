@@ -28,7 +28,7 @@ from llmcalc.sources.to_hf import find_config, to_config
 from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.config_fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
-from llmcalc.witnesses.module_measurements import parameters
+from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, verify_config
 from tests.builders import kinds_of_parts, spec_of
@@ -179,7 +179,7 @@ def test_towers_are_written_or_the_model_is_refused(wrapper: tuple[str, dict[str
     if kind in WITH_TOWERS:
         config = to_config(spec)
         assert is_read_as(spec, config)
-        assert parameters(build_class_model(config))[""] == params(spec, with_towers=True).total
+        assert parameter_counts_by_path(build_class_model(config))[""] == params(spec, with_towers=True).total
         return
     with pytest.raises(
         InputError,

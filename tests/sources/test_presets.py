@@ -292,12 +292,12 @@ def test_a_mistyped_name_exits_with_2(run):
 
 def test_stale_presets_are_those_that_nobody_checked_lately():
     """A preset is stale without a date, and on the 181st day after the last one."""
-    checked = load_preset("qwen2.5-vl-7b").checked
+    checked = load_preset("qwen2.5-vl-7b").checked_date
     assert checked == date(2026, 11, 22)
     fresh, stale = checked + timedelta(days=180), checked + timedelta(days=181)
     listed = ask_presets(["qwen2.5-vl"], only_stale=True, today=stale)
     assert "qwen2.5-vl-7b" in [preset.name for preset, _ in listed.result]
-    unchecked = [name for name in NAMES if load_preset(name).checked is None]
+    unchecked = [name for name in NAMES if load_preset(name).checked_date is None]
     every = [preset.name for preset, _ in ask_presets(only_stale=True, today=fresh).result]
     assert set(unchecked) <= set(every) < set(NAMES)
     assert "qwen2.5-vl-7b" not in every

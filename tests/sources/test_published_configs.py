@@ -16,7 +16,7 @@ import llmcalc
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.config_file import describe_config, describe_data
+from llmcalc.sources.huggingface.config_file import describe_config, describe_config_data
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types
 from llmcalc.sources.to_hf.compare import canonical_values
@@ -65,7 +65,7 @@ READ: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_they_are_counted_as_their_class(name: str) -> None:
     config = published(name)
     fields, remarks = READ[name]
-    description = describe_data(config)
+    description = describe_config_data(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
     model = build_class_model({**config, **fields}, will_run=False)
@@ -88,7 +88,7 @@ def test_colbert_projects_the_states_of_bert_with_its_pooler() -> None:
     It has the model and `linear`, from its width to `dim` = 128 without a bias; bert-base-uncased has 109,482,240
     parameters.
     """
-    description = describe_data({**LIKE_BERT, "architectures": ["HF_ColBERT"]})
+    description = describe_config_data({**LIKE_BERT, "architectures": ["HF_ColBERT"]})
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
     assert counted == 109_482_240 + 768 * 128
     assert any(note.startswith("dim: not in the config") for note in description["notes"])
@@ -175,19 +175,19 @@ and jina.py of vLLM; modeling_jina_embeddings_v4.py of jinaai/jina-embeddings-v4
 def test_classes_of_other_code_have_a_head_of_theirs_instead_of_logits(class_name: str) -> None:
     config, head_parameters = CLASS_HEADS[class_name]
     untied = {**config, "tie_word_embeddings": False, "architectures": [class_name]}
-    without_head = describe_data({**untied, "architectures": []}, head="none", allow_unknown=True)["model"]
+    without_head = describe_config_data({**untied, "architectures": []}, head="none", allow_unknown=True)["model"]
     base, counted = (
         ModelSpec.model_validate({**fields, "towers": {}}).tree().total(total_params_of)
-        for fields in (without_head, describe_data(untied)["model"])
+        for fields in (without_head, describe_config_data(untied)["model"])
     )
     assert counted == base + head_parameters
     if class_name in ("BiQwen2", "BiModernVBert", "ColModernVBert"):
-        assert not any("is not supported" in note for note in describe_data(untied)["notes"])
+        assert not any("is not supported" in note for note in describe_config_data(untied)["notes"])
 
 
 def test_a_class_of_scores_without_a_known_head_says_so() -> None:
     """RLHFlow/ArmoRM-Llama3-8B-v0.1: its layers are counted, and neither logits nor its gates."""
-    notes = describe_data({**QWEN3_06B, "architectures": ["LlamaForRewardModelWithGating"]})["notes"]
+    notes = describe_config_data({**QWEN3_06B, "architectures": ["LlamaForRewardModelWithGating"]})["notes"]
     assert any(
         "the head of LlamaForRewardModelWithGating is not supported; no head is counted" in note for note in notes
     )
@@ -209,14 +209,14 @@ def test_hidden_states_of_nv_embed_attend_to_latents() -> None:
     width, heads = 4096, 8 * 4096
     network = width * 8 * width + 8 * width + 4 * width * width + width
     head = 512 * width + 4 * width * heads + 3 * 2 * width + network
-    description = describe_data(config)
+    description = describe_config_data(config)
     assert ModelSpec.model_validate(description["model"]).tree().total(total_params_of) == 7_110_660_096 + head
     assert head == 740_356_096
-    without_head = describe_data(config, head="none")["model"]
+    without_head = describe_config_data(config, head="none")["model"]
     assert ModelSpec.model_validate(without_head).tree().total(total_params_of) == 7_110_660_096
     config["latent_attention_config"]["latent_dim"] = 2048
     with pytest.raises(InputError, match="latent_dim: 2048; expected one of 4096"):
-        describe_data(config)
+        describe_config_data(config)
 
 
 @pytest.mark.parametrize(("cls", "patch"), [("ChronosBoltModelForForecasting", 16), ("Chronos2Model", 16)])
@@ -231,8 +231,8 @@ def test_patches_of_time_series_are_refused(cls: str, patch: int) -> None:
         "vocab_size": 2,
     }
     with pytest.raises(InputError, match=r"chronos_config\.input_patch_size: 16; .*patches of a time series"):
-        describe_data({**config, "chronos_config": {"input_patch_size": patch}})
-    assert describe_data({**config, "chronos_config": {"n_tokens": 4096}})
+        describe_config_data({**config, "chronos_config": {"input_patch_size": patch}})
+    assert describe_config_data({**config, "chronos_config": {"n_tokens": 4096}})
 
 
 def test_a_bias_of_doges_first_code_is_refused() -> None:
@@ -243,7 +243,7 @@ def test_a_bias_of_doges_first_code_is_refused() -> None:
 def test_other_classes_under_another_model_type_are_still_two_models() -> None:
     config = {**published("minimax-m2-awq"), "model_type": "qwen3_moe", "num_experts": 8}
     with pytest.raises(InputError, match="MiniMaxM2ForCausalLM is a class of 'minimax_m2', but model_type says"):
-        describe_data(config)
+        describe_config_data(config)
 
 
 # --- fields of another family -----------------------------------------------------------------------------------------
@@ -267,16 +267,16 @@ UNREAD = [
 def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, value: int) -> None:
     config = shapes_of(kind)[0]
     with pytest.raises(InputError, match=rf"{field} = {value}: unknown field of a {kind} config"):
-        describe_data({**config, field: value})
-    ignoring = describe_data({**config, field: value}, allow_unknown=True)
-    assert ignoring["model"] == describe_data(config)["model"]
+        describe_config_data({**config, field: value})
+    ignoring = describe_config_data({**config, field: value}, allow_unknown=True)
+    assert ignoring["model"] == describe_config_data(config)["model"]
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
 
 
 def test_layers_without_a_default_in_the_class_are_asked_for() -> None:
     config = {name: value for name, value in shapes_of("deepseek_ocr2_text")[0].items() if name != "mlp_layer_types"}
     with pytest.raises(InputError, match="mlp_layer_types: missing; expected 3 names, one for each layer"):
-        describe_data(config)
+        describe_config_data(config)
 
 
 def renamed() -> Iterator[tuple[str, str, str]]:
@@ -315,11 +315,11 @@ def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:
     depth = phi["num_hidden_layers"]
     mixed = {**phi, "layer_types": ["full_attention", *["sliding_attention"] * (depth - 1)]}
     with pytest.raises(InputError, match="layer_types = a list: unknown field of a phi3 config"):
-        describe_data(mixed)
+        describe_config_data(mixed)
     alike = {**phi, "layer_types": ["sliding_attention"] * depth}
     for config in (alike, mixed):
-        assert describe_data(config, allow_unknown=True)["model"] == describe_data(phi)["model"]
-    assert describe_data(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
+        assert describe_config_data(config, allow_unknown=True)["model"] == describe_config_data(phi)["model"]
+    assert describe_config_data(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
 
 
 def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> None:
@@ -330,14 +330,14 @@ def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> 
     mixed = {**mistral, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(mixed))
     assert AutoConfig.from_pretrained(tmp_path).model_type == "ministral"
-    ministral = describe_data({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
+    ministral = describe_config_data({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
     counted, expected, plain = (
         canonical_values(ModelSpec.model_validate(description["model"]))
-        for description in (describe_data(mixed), ministral, describe_data(mistral))
+        for description in (describe_config_data(mixed), ministral, describe_config_data(mistral))
     )
     assert counted == expected != plain
     with pytest.raises(InputError, match="layer_types: a list; expected 3 times"):
-        describe_data({**mixed, "layer_types": ["full_attention"]})
+        describe_config_data({**mixed, "layer_types": ["full_attention"]})
 
 
 def test_llamas_cache_has_no_window(run: Any, tmp_path: Path) -> None:
@@ -362,34 +362,37 @@ def test_a_list_of_layers_has_as_many_as_the_model(kind: str, field: str, more: 
     depth = config["num_hidden_layers"]
     kinds = (config.get(field) or more * depth)[:depth]
     config |= {"sliding_window": 8} if "attention" in more[0] else {}
-    describe_data({**config, field: kinds})
+    describe_config_data({**config, field: kinds})
     with pytest.raises(
         InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth + len(more)}"
     ):
-        describe_data({**config, field: [*kinds, *more]})
+        describe_config_data({**config, field: [*kinds, *more]})
     with pytest.raises(
         InputError,
         match=rf"{field}: a list; expected {depth} times .*the list has {depth - 1}, and num_hidden_layers is {depth}",
     ):
-        describe_data({**config, field: kinds[:-1]})
+        describe_config_data({**config, field: kinds[:-1]})
     with pytest.raises(InputError, match=rf"{field}: a list; expected {depth} times .*it has 'no_such_kind'"):
-        describe_data({**config, field: [*kinds[:-1], "no_such_kind"]})
+        describe_config_data({**config, field: [*kinds[:-1], "no_such_kind"]})
 
 
 def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() -> None:
     config = next(shape for shape in shapes_of("mimo_v2_flash") if "swa_head_dim" not in shape)
     for field in ("num_attention_heads", "head_dim", "v_head_dim"):
-        value = describe_data(config)["config"].get(field)
+        value = describe_config_data(config)["config"].get(field)
         with pytest.raises(InputError, match=f"swa_{field}: 3; expected one of"):
-            describe_data({**config, f"swa_{field}": 3})
+            describe_config_data({**config, f"swa_{field}": 3})
         if value:
-            assert describe_data({**config, f"swa_{field}": value})["model"] == describe_data(config)["model"]
+            assert (
+                describe_config_data({**config, f"swa_{field}": value})["model"]
+                == describe_config_data(config)["model"]
+            )
     layers = ModelSpec.model_validate(read_config(config)[0]).stacks()
     assert layers
     with pytest.raises(
         InputError, match="hybrid_layer_pattern: a list; expected 1 for the sliding layers of layer_types"
     ):
-        describe_data({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
+        describe_config_data({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
 
 
 # --- configs that a class has saved -----------------------------------------------------------------------------------
@@ -415,7 +418,7 @@ def test_a_config_is_counted_as_before_when_its_class_has_saved_it(kinds: list[s
         shape = shapes_of(kind)[0]
         saved = json.loads(json.dumps(configured(shape).to_dict(), default=str))
         saved |= {"model_type": kind, "architectures": shape["architectures"]}
-        descriptions = [describe_data(config) for config in (shape, saved)]
+        descriptions = [describe_config_data(config) for config in (shape, saved)]
         models = [ModelSpec.model_validate(description["model"]) for description in descriptions]
         counts = [model.tree().total(total_params_of) for model in models]
         assert counts[0] == counts[1], kind
@@ -450,8 +453,8 @@ def test_a_class_of_an_unknown_name_without_a_head_is_remarked_on(class_name: st
         f"architectures: {class_name} is no known class of 'llama'; its layers and norms are counted, and no head or "
         "other weights that it may have"
     )
-    assert (remark in describe_data(config)["notes"]) == is_remarked_on
-    assert remark not in describe_data(config, head="none")["notes"]
+    assert (remark in describe_config_data(config)["notes"]) == is_remarked_on
+    assert remark not in describe_config_data(config, head="none")["notes"]
 
 
 def test_a_class_of_an_unknown_name_with_a_head_is_remarked_on() -> None:
@@ -462,7 +465,7 @@ def test_a_class_of_an_unknown_name_with_a_head_is_remarked_on() -> None:
     )
     classes = {"DeciCoderForCausalLM": True, "TFLlamaForCausalLM": False, "Llama2ForCausalLM": False}
     for class_name, is_remarked_on in classes.items():
-        notes = describe_data({**shapes_of("llama")[0], "architectures": [class_name]})["notes"]
+        notes = describe_config_data({**shapes_of("llama")[0], "architectures": [class_name]})["notes"]
         assert (remark.format(class_name) in notes) == is_remarked_on
 
 
@@ -472,12 +475,12 @@ def test_messages_about_classes_say_nothing_twice() -> None:
         ("LlamaForScore", "no head is counted (--head lm for a language-model head)"),
         ("LlamaWithGates", "a language-model head is counted (--head none for none)"),
     ):
-        assert describe_data({**llama, "architectures": [class_name]})["notes"][0] == (
+        assert describe_config_data({**llama, "architectures": [class_name]})["notes"][0] == (
             f"architectures: the head of {class_name} is not supported; {head_text}"
         )
     bert = {**shapes_of("bert")[0], "architectures": ["NomicBertModel"]}
     with pytest.raises(InputError, match="model_type says 'bert', and these are two models; expected fields that name"):
-        describe_data(bert)
+        describe_config_data(bert)
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError, edit_distance, similar_name
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.config_file import describe_data
+from llmcalc.sources.huggingface.config_file import describe_config_data
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.unknown_fields import UnknownField
 from tests.builders import CASES
@@ -38,23 +38,23 @@ def without(field: str) -> dict[str, Any]:
 def test_a_misspelt_field_is_an_error_that_names_the_right_one(written: str, meant: str) -> None:
     config = {**without(meant), written: LLAMA.get(meant, False)}
     with pytest.raises(InputError, match=rf"{written} \(did you mean {meant}\?\): unknown field of a llama config"):
-        describe_data(config)
-    assert f"unrecognised fields, ignored: {written}" in describe_data(config, allow_unknown=True)["notes"]
+        describe_config_data(config)
+    assert f"unrecognised fields, ignored: {written}" in describe_config_data(config, allow_unknown=True)["notes"]
 
 
 def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
-    assert describe_data({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
+    assert describe_config_data({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
         "unrecognised fields, ignored: tie_word_embedding"
     )
 
 
 def test_berts_segments_in_the_config_of_a_decoder_are_ignored() -> None:
     """hf-internal-testing/tiny-random-Starcoder2ForCausalLM and others have them; no decoder's class reads them."""
-    assert describe_data({**LLAMA, "type_vocab_size": 16})["notes"][-1] == (
+    assert describe_config_data({**LLAMA, "type_vocab_size": 16})["notes"][-1] == (
         "unrecognised fields, ignored: type_vocab_size"
     )
     with pytest.raises(InputError, match="type_vocab_size = 16: unknown field of a modernbert config"):
-        describe_data({**shapes_of("modernbert")[0], "type_vocab_size": 16})
+        describe_config_data({**shapes_of("modernbert")[0], "type_vocab_size": 16})
 
 
 def test_a_required_field_that_is_misspelt_is_named() -> None:
@@ -66,7 +66,7 @@ def test_a_required_field_that_is_misspelt_is_named() -> None:
 def test_a_field_that_code_of_the_repository_may_read_is_remarked_on() -> None:
     """GENA-LM's modeling_bert.py has norms before the layers of BERT by `pre_layer_norm`."""
     config = {**LLAMA, "pre_layer_norm": True, "auto_map": {"AutoModel": "modeling_bert.BertModel"}}
-    assert describe_data(config)["notes"][-1] == (
+    assert describe_config_data(config)["notes"][-1] == (
         "unrecognised fields, ignored: pre_layer_norm (the code that auto_map names may build other layers by them)"
     )
 
@@ -74,14 +74,16 @@ def test_a_field_that_code_of_the_repository_may_read_is_remarked_on() -> None:
 def test_a_list_of_numbers_of_experts_is_a_size() -> None:
     """Skywork-MoE states `num_experts: [16]` under the model type of the dense Skywork."""
     with pytest.raises(InputError, match="num_experts = a list: unknown field of a llama config"):
-        describe_data({**LLAMA, "num_experts": [16]})
+        describe_config_data({**LLAMA, "num_experts": [16]})
 
 
 @pytest.mark.parametrize("field", ["num_experts", "n_shared_experts", "kv_lora_rank", "expert_size", "num_extra_heads"])
 def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
     with pytest.raises(InputError, match=rf"{field} = 8: unknown field of a llama config.*--allow-unknown"):
-        describe_data({**LLAMA, field: 8})
-    assert describe_data({**LLAMA, field: 8}, allow_unknown=True)["model"] == describe_data(LLAMA)["model"]
+        describe_config_data({**LLAMA, field: 8})
+    assert (
+        describe_config_data({**LLAMA, field: 8}, allow_unknown=True)["model"] == describe_config_data(LLAMA)["model"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,11 @@ def test_sizes_of_single_layers_of_which_nothing_is_known_are_an_error(field: st
     """transformers takes `per_layer_config` in every config; pruned models have lists with a size for every layer."""
     assert LLAMA["num_hidden_layers"] == 3
     with pytest.raises(InputError, match=rf"{field} = .*: unknown field of a llama config.*--allow-unknown"):
-        describe_data({**LLAMA, field: value})
-    assert describe_data({**LLAMA, field: value}, allow_unknown=True)["model"] == describe_data(LLAMA)["model"]
+        describe_config_data({**LLAMA, field: value})
+    assert (
+        describe_config_data({**LLAMA, field: value}, allow_unknown=True)["model"]
+        == describe_config_data(LLAMA)["model"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,20 +117,26 @@ def test_sizes_of_single_layers_of_which_nothing_is_known_are_an_error(field: st
     ],
 )
 def test_lists_and_tables_without_sizes_of_single_layers_are_remarked_on(harmless: dict[str, Any]) -> None:
-    assert describe_data({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
+    assert (
+        describe_config_data({**LLAMA, **harmless})["notes"][-1]
+        == f"unrecognised fields, ignored: {next(iter(harmless))}"
+    )
 
 
 @pytest.mark.parametrize(
     "harmless", [{"num_experts": 0}, {"num_experts": None}, {"n_something": "text"}, {"expert_size": 0.5}]
 )
 def test_a_size_of_nothing_is_remarked_on(harmless: dict[str, Any]) -> None:
-    assert describe_data({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
+    assert (
+        describe_config_data({**LLAMA, **harmless})["notes"][-1]
+        == f"unrecognised fields, ignored: {next(iter(harmless))}"
+    )
 
 
 def test_every_wrong_field_is_named_at_once() -> None:
     config = {**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}
     with pytest.raises(InputError) as error:
-        describe_data(config)
+        describe_config_data(config)
     assert "num_experts = 8, num_hidden_layer (did you mean num_hidden_layers?): unknown fields" in str(error.value)
 
 
@@ -133,16 +144,19 @@ def test_a_size_under_another_name_is_no_error() -> None:
     """GLM-5's `num_experts` repeats `n_routed_experts`, which its class reads."""
     config = shapes_of("deepseek_v3")[0]
     experts = config["n_routed_experts"]
-    assert describe_data({**config, "num_experts": experts})["notes"][-1] == "unrecognised fields, ignored: num_experts"
+    assert (
+        describe_config_data({**config, "num_experts": experts})["notes"][-1]
+        == "unrecognised fields, ignored: num_experts"
+    )
     with pytest.raises(InputError, match="num_experts = "):
-        describe_data({**config, "num_experts": experts + 1})
+        describe_config_data({**config, "num_experts": experts + 1})
 
 
 def test_sizes_from_the_class_are_listed() -> None:
-    (note,) = describe_data({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
+    (note,) = describe_config_data({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
     assert note == "sizes that the config does not give, taken from its class's defaults: num_hidden_layers = 32"
-    assert describe_data({**LLAMA, "max_position_embeddings": 64})["notes"] == []
-    (note,) = describe_data({"model_type": "llama"})["notes"]
+    assert describe_config_data({**LLAMA, "max_position_embeddings": 64})["notes"] == []
+    (note,) = describe_config_data({"model_type": "llama"})["notes"]
     assert all(size in note for size in ("hidden_size = 4,096", "vocab_size = 32,000", "num_hidden_layers = 32"))
 
 
@@ -150,7 +164,7 @@ def test_sizes_from_the_class_are_listed() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
 def test_no_real_config_is_refused(case: Path) -> None:
     config = json.loads((case / "config.json").read_text())
-    assert describe_data(config)["model"] == describe_data(config, allow_unknown=True)["model"]
+    assert describe_config_data(config)["model"] == describe_config_data(config, allow_unknown=True)["model"]
 
 
 def test_the_option_goes_on_past_both(run: Any, tmp_path: Path) -> None:
@@ -195,7 +209,7 @@ def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read(
     """As a published copy of Kimi K2 has it, whose code is its own by `auto_map`."""
     config = {**LLAMA, "model_type": "bot_v1", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}
     with pytest.raises(InputError, match="its class is named as that of llama: with that model_type it is read"):
-        describe_data(config)
+        describe_config_data(config)
 
 
 def test_modules_of_prediction_that_a_family_does_not_count_are_named_once() -> None:

@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
-from llmcalc.simulator.simulated_work import EFFORT, CountedWork, WorkBudget
+from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
@@ -103,7 +103,7 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
     """What may fit and was not tried has a reason of its own, and what surely does not fit is still counted so."""
 
     def needed(layout: Layout, number: int, recompute: str) -> int:
-        EFFORT.units += 60
+        SIMULATED_WORK.units += 60
         return 50
 
     def planned(units: int) -> RankedLayouts:
@@ -814,7 +814,7 @@ def fastest_plan_of_layouts(
     replays: list[tuple[int, str]] = []
 
     def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
-        EFFORT.units += units_per_estimate
+        SIMULATED_WORK.units += units_per_estimate
         return exceeds_capacity(200 if layout.pp in too_large_stages else 50)
 
     def bytes_of_replay(layout: Layout, _batches: int, recompute: str, _limit: int | None) -> int:

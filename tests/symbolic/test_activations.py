@@ -92,7 +92,7 @@ def test_a_formula_holds_for_other_numbers() -> None:
 
 def test_a_wrong_formula_is_never_given(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = activations(load_preset("llama3.2-1b").model)
-    kept.letters.by_location[0] += 1
+    kept.symbolic_sums.by_location[0] += 1
     with pytest.raises(ArithmeticError, match="the count is"):
         kept.section(kept.formulas.root)
 

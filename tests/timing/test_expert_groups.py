@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.components.evidence import nested_parts
+from llmcalc.components.evidence import nested_components
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
@@ -54,7 +54,7 @@ V2 = {**V3, "model_type": "deepseek_v2"}
 
 
 def groups_of(spec: ModelSpec) -> set[ExpertGroups]:
-    return {part.router.expert_groups for part in nested_parts(spec) if isinstance(part, MoE)}
+    return {part.router.expert_groups for part in nested_components(spec) if isinstance(part, MoE)}
 
 
 @pytest.mark.parametrize(("domains", "groups"), [(2, (4, 2)), (4, (4, 2)), (2, (6, 3)), (3, (6, 2)), (8, (4, 2))])

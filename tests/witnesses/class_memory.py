@@ -453,7 +453,7 @@ def differences(name: str) -> Iterator[str]:
     blocks = saved_blocks(spec_of(config), RecordedPass(BATCH, seq, kernel_choices=choices))
     sides = {
         "class": saved_by_class(config, BATCH, seq),
-        "llmcalc": [(block.bytes, ".".join(name for name, _ in block.creator.path)) for block in blocks],
+        "llmcalc": [(block.bytes, ".".join(name for name, _ in block.creator_location.path)) for block in blocks],
     }
     counts = {side: Counter(size for size, _ in found) for side, found in sides.items()}
     for side, other in (("class", "llmcalc"), ("llmcalc", "class")):

@@ -35,8 +35,8 @@ from llmcalc.sources.huggingface.description import read_config, text_model_of
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses import transformers as transformers_witness
 from llmcalc.witnesses.shape_cache import ShapeCache
-from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
-from llmcalc.witnesses.witness import class_config_fields, witness_of
+from llmcalc.witnesses.transformers import build_class_model, class_quirks, run_forward
+from llmcalc.witnesses.witness import class_config_fields, class_model_type
 from tests.builders import run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -178,7 +178,7 @@ class ClassReads:
             mock.patch.object(transformers_witness, "count_flops", run_alone),
             suppress(Exception),  # some classes read values, which meta tensors do not have; the rest was recorded
         ):
-            run_forward(spec_of(self.config), self.model, 1, 12, class_settings_of(self.config))
+            run_forward(spec_of(self.config), self.model, 1, 12, class_quirks(self.config))
         return self.reads.counting()
 
 
@@ -203,7 +203,7 @@ def configured(config: dict[str, Any]) -> Any:
 
     with mock.patch.object(transformers.PreTrainedConfig, "__repr__", object.__repr__):
         return transformers.AutoConfig.for_model(
-            witness_of(config["model_type"]), **class_config_fields(deepcopy(config))
+            class_model_type(config["model_type"]), **class_config_fields(deepcopy(config))
         )
 
 

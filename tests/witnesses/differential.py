@@ -33,7 +33,7 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.checks import Check
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import witness_of
+from llmcalc.witnesses.witness import class_model_type
 from llmcalc.workload.workload import Workload
 from tests.families import shapes_of
 
@@ -158,7 +158,7 @@ def variations(shape: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     given = {k: v for k, v in shape.items() if k not in ("architectures", "model_type")}
-    made = CONFIG_MAPPING[witness_of(shape["model_type"])](**given)
+    made = CONFIG_MAPPING[class_model_type(shape["model_type"])](**given)
     other_names = {name: getattr(made, name, None) for pair in made.attribute_map.items() for name in pair}
     known = {**other_names, **family_of(shape["model_type"]).defaults, **made.to_dict()}
     for name in sorted({*known, *given} - UNTOUCHED):

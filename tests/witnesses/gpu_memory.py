@@ -148,7 +148,7 @@ def checks(document: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
         if "left_out" in row:
             continue
         run = Configuration(row["target"], row["settings"], row["environment"])
-        ours = gpu.closed_form(answer(run, document["device"]))
+        ours = gpu.closed_form_bytes(answer(run, document["device"]))
         for check in gpu.memory_checks(ours, row["measured"], row["settings"]["phase"], document["device"]["gpu"]):
             yield row["name"], check
 
@@ -160,7 +160,7 @@ def measured(name: str) -> dict[str, Any]:
     """Runs a configuration in this process: what its row has. Left out if the GPU has no room for it."""
     run, statistics = CONFIGURATIONS[name], gpu.CudaStatistics()
     spec, settings = spec_of(run), settings_in(run)
-    facts = gpu.device_facts()
+    facts = gpu.gpu_properties()
     why = unsupported_reason(spec, settings, "cuda")
     needed, room = answer(run, facts).reserved_bytes, gpu.free_bytes(statistics)
     assert room is not None

@@ -40,7 +40,7 @@ from llmcalc.witnesses.transformers import (
     add_channel_axis,
     build_class_model,
     cache_argument,
-    class_settings_of,
+    class_quirks,
     required_inputs,
 )
 from llmcalc.witnesses.witness import family_of_class
@@ -52,7 +52,7 @@ BATCH, CONTEXT = 2, 40
 
 
 def _one_more_output(op: Op) -> Op:
-    return replace(op, overlap=op.overlap + 1) if isinstance(op, Conv1d) else op
+    return replace(op, overlap_outputs=op.overlap_outputs + 1) if isinstance(op, Conv1d) else op
 
 
 def _no_product(op: Op) -> Op:
@@ -190,7 +190,7 @@ LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")
 
 def _kinds(spec: ModelSpec) -> set[Any]:
     """The ops of a model by type and limits."""
-    ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.forms.values())]
+    ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.ops_by_form.values())]
     return {(type(op), *(limit for limit in LIMITS if getattr(op, limit, None) is not None)) for op in ops}
 
 
@@ -296,7 +296,9 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     ids = add_channel_axis(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
     inputs: dict[str, Any] = {"use_cache": True}
-    makes_mask = type(model).__name__.endswith(class_settings_of(config).makes_mask)  # then it reads values of the ids
+    makes_mask = type(model).__name__.endswith(
+        class_quirks(config).mask_making_classes
+    )  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
         if makes_mask:

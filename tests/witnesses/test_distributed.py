@@ -19,7 +19,7 @@ from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.witnesses.distributed.compare import build_job, verdict_of, verify_all
+from llmcalc.witnesses.distributed.compare import build_job, compare_job_results, verify_all
 from llmcalc.witnesses.distributed.job import TrainingJob, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
@@ -161,7 +161,7 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
         "losses": [4.5, 4.401],
         "scratch": {},
     }
-    failures = [(check.location, check.quantity) for check in verdict_of(job, found).failures]
+    failures = [(check.location, check.quantity) for check in compare_job_results(job, found).failures]
     assert failures == [("rank 0", "memory.backward_peak_bytes"), ("step 2", "loss")]
 
 

@@ -19,7 +19,7 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import witness_of
+from llmcalc.witnesses.witness import class_model_type
 from tests.builders import (
     WITH_CLASSES,
     family_shapes,
@@ -223,7 +223,7 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    cls = CONFIG_MAPPING[witness_of(kind)]
+    cls = CONFIG_MAPPING[class_model_type(kind)]
     made = cls()
     made.allow_global_per_layer_attribute_access = True  # Gemma 4's layers have different head sizes
     for name, value in family_of(kind).defaults.items():

@@ -21,7 +21,7 @@ BATCH, SEQ = 2, 24
 def cores(spec: ModelSpec) -> list[tuple[NodePosition, AttentionCore]]:
     """Returns every attention op (query-key and score-value products) of a training step, with its place."""
     train = run_config(batch=BATCH, seq=SEQ, phase="training", attention="flash")
-    found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
+    found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional_part)
     without = {"no_grad", "kept", "idle"}
     return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]
 
@@ -36,7 +36,7 @@ def agree(spec: ModelSpec) -> int:
     """Compares every attention op of a spec with torch's formula; returns their number."""
     checked = 0
     for place, op in cores(spec):
-        use = place.use
+        use = place.counted_op
         assert use is not None
         assert place.run_config is not None
         if place.run_config.new_rows(op.rows) != SEQ:  # an encoder of fixed length
@@ -71,6 +71,6 @@ def test_it_is_what_a_run_of_the_kernel_counts(name: str, kv_heads: int) -> None
         out = torch.ops.aten._scaled_dot_product_flash_attention(*tensors, 0.0, True)[0]
         forward = counter.get_total_flops()
         out.sum().backward()
-    use = place.use
+    use = place.counted_op
     assert use is not None
     assert (use.forward_flops(), use.backward_flops()) == (forward, counter.get_total_flops() - forward)

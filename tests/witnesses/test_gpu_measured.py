@@ -17,8 +17,8 @@ from llmcalc.simulator.reductions import scratch_bytes
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import DTYPES, INT64
 from llmcalc.sources.target import load
-from llmcalc.witnesses.gpu import closed_form
-from llmcalc.witnesses.memory import reference_settings
+from llmcalc.witnesses.gpu import closed_form_bytes
+from llmcalc.witnesses.memory import fill_reference_defaults
 from tests.gpu_rows import GPUS, rows_of, training_options
 
 OTHER = {
@@ -50,7 +50,7 @@ def reference_errors(gpu: str) -> Iterator[Error]:
     """
     for row in (row for row in rows_of(gpu, "reference") if row["phase"] == "training"):
         settings = Settings(row["phase"], batch=row["batch"], seq=row["seq"], **row["settings"])
-        computed = closed_form(memory(load(row["model"]).model, reference_settings(settings)).device)
+        computed = closed_form_bytes(memory(load(row["model"]).model, fill_reference_defaults(settings)).device)
         for quantity, bytes in computed.items():
             yield Error(row, quantity, bytes, row["measured"][quantity])
 
@@ -156,7 +156,7 @@ def inference_errors() -> Iterator[Error]:
             settings = Settings(phase, batch=row["batch"], seq=row["context"], attn_implementation=row["attention"])
             device = memory(spec, settings).device
             yield Error(row, phase, device.peak_bytes + kept_by_script, row[f"{phase}_bytes"])
-            requested = closed_form(device)["requested_bytes"] + kept_by_script
+            requested = closed_form_bytes(device)["requested_bytes"] + kept_by_script
             yield Error(row, f"{phase} requested", requested, row[f"{phase}_requested_bytes"])
 
 

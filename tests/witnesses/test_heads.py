@@ -22,10 +22,10 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import total_cost_in_class
-from llmcalc.witnesses.module_measurements import count_flops, parameters
+from llmcalc.witnesses.module_measurements import count_flops, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters, verify_config
-from llmcalc.witnesses.witness import witness_of
+from llmcalc.witnesses.witness import class_model_type
 from tests.builders import family_shapes, run_config, spec_of
 from tests.families import shapes_of
 from tests.samples import sampled
@@ -48,7 +48,7 @@ def _classes() -> dict[str, list[str]]:
 KINDS = [
     kind
     for kind in model_types()
-    if family_of(kind).read_model is not None and witness_of(kind) == kind and not family_of(kind).source
+    if family_of(kind).read_model is not None and class_model_type(kind) == kind and not family_of(kind).source
 ]
 
 
@@ -98,7 +98,8 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             model = build_class_model(config)
             uncounted = sum(uncounted_parameters(config, model).values())
             assert (
-                total_cost_in_class(kind, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
+                total_cost_in_class(kind, "parameters", total_params_of, spec)
+                == parameter_counts_by_path(model)[""] - uncounted
             ), name
             continue
         verdict = _verified(ModelSpec.model_validate(table), config)

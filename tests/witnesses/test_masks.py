@@ -17,7 +17,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
-from llmcalc.witnesses.witness import class_config_fields, class_name_of, witness_of
+from llmcalc.witnesses.witness import class_config_fields, class_model_type, class_name_of
 from llmcalc.workload.derived_rows import MultipliedRows, PatchVectors, TableRows
 from llmcalc.workload.rows import FixedRows, SourceTokenRows
 from llmcalc.workload.run_config import RunConfig
@@ -93,7 +93,7 @@ def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     attending = (
         p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, TableRows)
     )
-    attending = (p for p in attending if not p.optional)
+    attending = (p for p in attending if not p.optional_part)
     return [(p.node.op, p.copies, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
 
 
@@ -151,7 +151,7 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     """Attention weights of the class that are not 0, in the same two groups."""
     import transformers
 
-    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **class_config_fields(config))
+    made = transformers.AutoConfig.for_model(class_model_type(config["model_type"]), **class_config_fields(config))
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
     model = getattr(transformers, class_name_of(config))(made).eval()

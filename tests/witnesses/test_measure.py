@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmcalc.reports.measured_params import report
-from llmcalc.witnesses.measured_modules import ModuleSize, measured_tree
+from llmcalc.witnesses.measured_modules import ModuleTree, measured_tree
 from tests.families import shapes_of
 
 CASES = Path(__file__).parents[1] / "data/cases"
@@ -33,16 +33,16 @@ def test_the_table_says_that_it_is_measured(run: Any) -> None:
 def test_equal_layers_are_one() -> None:
     with torch.device("meta"):
         net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(2, 3))
-    assert measured_tree(net) == ModuleSize(
-        "Sequential", 9 + 9 + 12, 1, (ModuleSize("{0,2}", 9, 2), ModuleSize("1", 12))
+    assert measured_tree(net) == ModuleTree(
+        "Sequential", 9 + 9 + 12, 1, (ModuleTree("{0,2}", 9, 2), ModuleTree("1", 12))
     )
 
 
 def test_a_list_of_many_places_is_cut_in_the_table_and_whole_in_json() -> None:
-    layers = ModuleSize(
-        "layers", 34, 1, (ModuleSize("{0-2,4-7,9-12,14-17,19}", 1, 16), ModuleSize("{3,8,13,18}", 4, 4))
+    layers = ModuleTree(
+        "layers", 34, 1, (ModuleTree("{0-2,4-7,9-12,14-17,19}", 1, 16), ModuleTree("{3,8,13,18}", 4, 4))
     )
-    shown = report("x", "X", ModuleSize("X", 34, 1, (layers,)))
+    shown = report("x", "X", ModuleTree("X", 34, 1, (layers,)))
     assert [row.cells[0] for row in shown.tables[0].rows] == ["layers", "{0-2,4-7,…,19}", "{3,8,13,18}", "total"]
     assert "{0-2,4-7,9-12,14-17,19}" in json.dumps(shown.data)
 

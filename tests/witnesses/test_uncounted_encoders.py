@@ -16,9 +16,9 @@ from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import total_cost_in_class
-from llmcalc.witnesses.module_measurements import parameters
+from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
+from llmcalc.witnesses.transformers import build_class_model, class_quirks, run_forward
 from tests.builders import run_config
 from tests.components.towers.test_towers import held, wrapped
 from tests.families.multimodal.uncounted import UNBUILT, WRAPPERS
@@ -45,7 +45,10 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     text_type = text_model_of(config)[2]
     encoders = held(model, WRAPPERS[kind].modules)
     assert encoders
-    assert total_cost_in_class(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - encoders
+    assert (
+        total_cost_in_class(text_type, "parameters", total_params_of, spec)
+        == parameter_counts_by_path(model)[""] - encoders
+    )
     if WRAPPERS[kind].runs:
         _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "is not counted" in note] == [
@@ -60,7 +63,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
 def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> None:
     """Compares FLOPs and cache with those of a pass of the class over tokens."""
     measured = run_forward(
-        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_settings_of({"model_type": text_type})
+        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_quirks({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
     assert total_cost_in_class(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops_by_path[""]
@@ -127,7 +130,10 @@ def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, de
     text_type = text_model_of(config)[2]
     assert table["decoder"]["block"]["idle_cross_attention"]
     uncounted = held(model, WRAPPERS[kind].modules)
-    assert total_cost_in_class(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
+    assert (
+        total_cost_in_class(text_type, "parameters", total_params_of, spec)
+        == parameter_counts_by_path(model)[""] - uncounted
+    )
     _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "not counted" not in note] == []
 

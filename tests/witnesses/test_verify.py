@@ -17,7 +17,7 @@ from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checks import Check
 from llmcalc.witnesses.difference_explanation import list_sizes
-from llmcalc.witnesses.module_measurements import count_flops, parameters
+from llmcalc.witnesses.module_measurements import count_flops, parameter_counts_by_path
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import build_on_device, verify_reference
 
@@ -241,7 +241,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shared_parameters_count_where_they_stand_first() -> None:
     net = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 5, bias=False), "b": torch.nn.Linear(3, 5, bias=False)})
     net["b"].weight = net["a"].weight
-    assert parameters(net) == {"": 15, "a": 15}
+    assert parameter_counts_by_path(net) == {"": 15, "a": 15}
 
 
 def test_backward_products_belong_to_the_module_whose_forward_they_undo() -> None:

@@ -80,7 +80,7 @@ def test_every_phase_holds_what_torch_holds(target: str) -> None:
 )
 def test_settings_of_training_hold_what_torch_holds(settings: dict[str, Any]) -> None:
     found = compared(SMALL, phase="training", **settings)
-    assert found.run_texts
+    assert found.run_descriptions
     assert [check.data() for check in found.checks if not check.ok] == []
 
 
@@ -96,7 +96,7 @@ def test_settings_of_training_hold_what_torch_holds(settings: dict[str, Any]) ->
 )
 def test_what_meta_does_not_run_runs_on_the_cpu(settings: dict[str, Any]) -> None:
     found = compared(SMALL.replace("1000", "64"), "cpu", **settings)
-    assert found.run_texts
+    assert found.run_descriptions
     assert [check.data() for check in found.checks if not check.ok] == []
 
 
@@ -310,7 +310,7 @@ def test_the_protocol_finds_what_the_allocator_holds(monkeypatch: pytest.MonkeyP
         found = compare(target)
     assert [check.data() for check in found.checks if not check.ok] == []
     exact = [check for check in found.checks if check.quantity.endswith("_requested_bytes")]
-    assert len(exact) == len(found.run_texts) > 0
+    assert len(exact) == len(found.run_descriptions) > 0
     assert [check.closed_form for check in exact] == [check.measured_value for check in exact]
     first = found.info["runs_measured"][0]["measured"]
     assert list(first["phases"]) == ["set-up", "forward", "backward", "step"]
@@ -390,7 +390,7 @@ def test_a_file_is_read_back(tmp_path: Any) -> None:
     """A file of what `llmcalc memory` answers holds its bounds; one of other numbers does not."""
     name, facts = "dense-0.1b-encoder", {"gpu": "NVIDIA H100", "compute_capability": "9.0"}
     run = gpu_memory.CONFIGURATIONS[name]
-    right = gpu.closed_form(gpu_memory.answer(run, facts))
+    right = gpu.closed_form_bytes(gpu_memory.answer(run, facts))
     row = {"name": name, "target": run.target, "settings": dict(run.settings), "environment": {}, "measured": right}
     path = tmp_path / "gpu_memory_h100.json"
     gpu_memory.written(path, {"device": facts, "runs": [row, {"name": "other", "left_out": "it failed: so"}]})
@@ -410,7 +410,7 @@ def test_the_runner_writes_what_it_measures(
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "torch": "2.13"}
     statistics = Modelled(extra)
     monkeypatch.setattr(gpu, "CudaStatistics", lambda: statistics)
-    monkeypatch.setattr(gpu, "device_facts", lambda: facts)
+    monkeypatch.setattr(gpu, "gpu_properties", lambda: facts)
     monkeypatch.setattr(gpu, "cuda_runtime_of_gpu", lambda *_: CudaRuntime(0, 0))
     monkeypatch.setattr(gpu, "free_bytes", lambda _: 2 << 30)
     monkeypatch.setattr(gpu_memory, "in_another_process", gpu_memory.measured)

@@ -123,7 +123,8 @@ def leaves(file: str) -> int:
     """Returns the number of parts with parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
     return sum(
-        bool(place.cost_of_operation(total_params_of)) and place.optional in {"", *WITHOUT_FLOPS} for place in places
+        bool(place.cost_of_operation(total_params_of)) and place.optional_part in {"", *WITHOUT_FLOPS}
+        for place in places
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from ...errors import InputError
 from ..base import Flag, Width
 from .audio_clips import HOP, RATE
-from .base import AudioRule, EncodedInput, check_recording_length
+from .base import AudioRule, InputSizes, check_recording_length
 
 
 class AudioChunks(AudioRule):
@@ -35,7 +35,7 @@ class AudioChunks(AudioRule):
     least_samples: Width = 1
     max_seconds: Width | None = None
 
-    def encode(self, seconds: float) -> EncodedInput:
+    def encode(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
         sample_count = max(round(seconds * RATE), self.least_samples)
         frame_count = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
@@ -45,7 +45,7 @@ class AudioChunks(AudioRule):
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
         frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
-        return EncodedInput(1, frame_count, 1, tokens, frames_read_by_projector)
+        return InputSizes(1, frame_count, 1, tokens, frames_read_by_projector)
 
     def _chunk_positions(self, frame_count: int) -> int:
         """Returns the number of encoder positions of a chunk of frames."""

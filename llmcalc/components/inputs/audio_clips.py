@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, EncodedInput, count_frames
+from .base import AudioRule, InputSizes, count_frames
 
 RATE, HOP = 16_000, 160
 """Samples per second, and samples per frame."""
@@ -45,7 +45,7 @@ class AudioClips(AudioRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     fits: Flag = False
 
-    def encode(self, seconds: float) -> EncodedInput:
+    def encode(self, seconds: float) -> InputSizes:
         frame_count, clip_seconds = count_frames(seconds, RATE, HOP), self.frames * HOP / RATE
         if frame_count > self.frames and not self.several:
             raise InputError(
@@ -61,13 +61,13 @@ class AudioClips(AudioRule):
         if self.fits:
             return self._encode_unpadded_clips(max(frame_count, LEAST_FRAMES), clip_count)
         positions = clip_count * self.frames // 2 if self.padded else (frame_count - 1) // 2 + 1
-        return EncodedInput(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
+        return InputSizes(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
 
-    def _encode_unpadded_clips(self, frame_count: int, clip_count: int) -> EncodedInput:
+    def _encode_unpadded_clips(self, frame_count: int, clip_count: int) -> InputSizes:
         """Returns the patches and tokens of clips, of which the last is not padded to the full length."""
         frames_per_token = 2 * self.merge
         last_clip_frames = frame_count - (clip_count - 1) * self.frames
         tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_clip_frames // frames_per_token)
         frames_of_clip = frame_count if clip_count == 1 else self.frames
         frames_read_by_projector = clip_count * frames_per_token * -(-frames_of_clip // frames_per_token)
-        return EncodedInput(clip_count, frames_of_clip, 1, tokens + self.marks, frames_read_by_projector)
+        return InputSizes(clip_count, frames_of_clip, 1, tokens + self.marks, frames_read_by_projector)

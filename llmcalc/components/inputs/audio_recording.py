@@ -13,7 +13,7 @@ from pydantic import Field
 from ...errors import InputError
 from ..base import Width
 from .audio_clips import HOP, RATE
-from .base import AudioRule, EncodedInput, check_recording_length
+from .base import AudioRule, InputSizes, check_recording_length
 
 
 class AudioRecording(AudioRule):
@@ -43,7 +43,7 @@ class AudioRecording(AudioRule):
     max_seconds: Width | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
-    def encode(self, seconds: float) -> EncodedInput:
+    def encode(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
         sample_count = round(seconds * RATE)
         frame_count = self._frame_count_of_samples(sample_count)
@@ -52,7 +52,7 @@ class AudioRecording(AudioRule):
         frame_group_count = -(-frame_count // self.frames_per_token)
         tokens = frame_group_count * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
-        return EncodedInput(1, self._frame_count_of_samples(padded_samples), 1, tokens + self.marks)
+        return InputSizes(1, self._frame_count_of_samples(padded_samples), 1, tokens + self.marks)
 
     def _frame_count_of_samples(self, samples: int) -> int:
         return (samples + self.lead - self.window) // self.hop + 1

@@ -14,25 +14,25 @@ from ..base import Part
 
 
 @frozen(slots=True)
-class EncodedInput:
+class InputSizes:
     """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 
     tile_or_clip_count: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
     tokens: the tokens of the text model's sequence.
-    real_patches: the patches of all parts that projectors read; None (default) for all, fewer where some are padding,
-        more where they are padded after the encoder.
-    repeats_frames: whether projectors that merge frames read the image as each of them, false by default.
-    line_marks: the marks of line ends that a projector reads beside the patches, 0 by default.
+    projector_patches: the patches of all parts that projectors read; None (default) for all, fewer where some are
+        padding, more where they are padded after the encoder.
+    reads_image_per_frame: whether projectors that merge frames read the image as each of them, false by default.
+    line_end_marks: the marks of line ends that a projector reads beside the patches, 0 by default.
     """
 
     tile_or_clip_count: int
     rows: int
     columns: int
     tokens: int
-    real_patches: int | None = None
-    repeats_frames: bool = False
-    line_marks: int = 0
+    projector_patches: int | None = None
+    reads_image_per_frame: bool = False
+    line_end_marks: int = 0
 
 
 class ImageRule(Part):
@@ -44,7 +44,7 @@ class ImageRule(Part):
         """Returns the rule for images in a sequence with several images."""
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         """Returns the patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
@@ -57,7 +57,7 @@ class AudioRule(Part):
 
     noun = "rule of a processor"
 
-    def encode(self, seconds: float) -> EncodedInput:
+    def encode(self, seconds: float) -> InputSizes:
         """Returns the clips, frames and tokens of a recording.
 
         Raises `InputError` for a length that the processor refuses.

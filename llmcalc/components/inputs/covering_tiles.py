@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 COVERED_SHARE = 0.9
 """The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
@@ -70,11 +70,11 @@ class CoveringTiles(ImageRule):
             if covered_share == largest_covered_share
         )
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = self._fewest_tiles(height, width)
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
-        return EncodedInput(
+        return InputSizes(
             image_count, patches_per_side, patches_per_side, image_count * tokens + tile_count + 2, padded_patches
         )

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 from .image_tiles import ImageTiles
 
 LEAST_SIDE = 10
@@ -33,7 +33,7 @@ class DynamicHd(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
         if columns_of_tiles * rows_of_tiles > self.max_tiles:
             columns_of_tiles, rows_of_tiles = ImageTiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
@@ -57,9 +57,9 @@ class DynamicHd(ImageRule):
 
     def line_break_input(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
-    ) -> EncodedInput:
+    ) -> InputSizes:
         """Returns the patches and tokens of the whole image and of its lines; a marker token ends each line."""
         tokens_per_side = -(-patches_per_side // self.merge)
         tokens_of_lines = token_rows * (token_columns + 1) + tokens_per_side * (tokens_per_side + 1)
         real_patches = (tokens_of_lines - 1) * self.merge**2
-        return EncodedInput(tile_count, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)
+        return InputSizes(tile_count, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class FixedSize(ImageRule):
@@ -29,7 +29,7 @@ class FixedSize(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     pools: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches_per_side = self.size // patch_size
         pooled_vector_count = self.tokens if self.pools else None
-        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vector_count)
+        return InputSizes(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vector_count)

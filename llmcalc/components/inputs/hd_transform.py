@@ -10,7 +10,7 @@ from math import ceil
 from typing import Literal
 
 from ...errors import InputError
-from .base import EncodedInput
+from .base import InputSizes
 from .dynamic_hd import DynamicHd
 
 
@@ -26,7 +26,7 @@ class HdTransform(DynamicHd):
 
     type: Literal["hd_transform"] = "hd_transform"  # type: ignore[assignment]
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         aspect_ratio, longer_side_tiles = max(height, width) / min(height, width), 1
         while (longer_side_tiles + 1) * ceil((longer_side_tiles + 1) / aspect_ratio) <= self.max_tiles:
             longer_side_tiles += 1

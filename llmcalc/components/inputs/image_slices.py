@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class ImageSlices(ImageRule):
@@ -36,7 +36,7 @@ class ImageSlices(ImageRule):
     slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
     marks: int = Field(default=3, ge=0, le=1000, strict=True)
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         slices_down, slices_across = self._slice_grid(height, width)
         total_slices = slices_down * slices_across
@@ -54,7 +54,7 @@ class ImageSlices(ImageRule):
             ]
         patches = max(image_height * image_width for image_height, image_width in image_sides) // patch_size**2
         tokens = len(image_sides) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
-        return EncodedInput(len(image_sides), patches, 1, tokens)
+        return InputSizes(len(image_sides), patches, 1, tokens)
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""

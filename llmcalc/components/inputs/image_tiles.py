@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class ImageTiles(ImageRule):
@@ -70,9 +70,9 @@ class ImageTiles(ImageRule):
                 best_grid, least_difference = (tiles_across, tiles_down), ratio_difference
         return best_grid
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = prod(self.tile_grid(height, width))
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
-        return EncodedInput(
+        return InputSizes(
             image_count, patches_per_side, patches_per_side, image_count * (self.tokens + self.tile_marks) + self.marks
         )

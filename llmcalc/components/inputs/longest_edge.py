@@ -10,7 +10,7 @@ from math import floor
 from typing import Literal
 
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class LongestEdge(ImageRule):
@@ -26,12 +26,12 @@ class LongestEdge(ImageRule):
     merge: Width = 1
     line_marks: Flag = True
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         resize_ratio = max(height / self.size, width / self.size)
         if resize_ratio > 1:
             height, width = floor(height / resize_ratio), floor(width / resize_ratio)
         token_size = self.merge * patch_size
         token_rows, token_columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
-        return EncodedInput(
+        return InputSizes(
             1, token_rows * self.merge, token_columns * self.merge, token_rows * (token_columns + self.line_marks)
         )

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import EncodedInput
+from .base import InputSizes
 from .image_tiles import ImageTiles
 
 LARGE = 2
@@ -35,7 +35,7 @@ class NativeTiles(ImageTiles):
     merge: Width
     min_tokens: Width = Field(default=1)
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         min_pixels, max_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
@@ -53,10 +53,10 @@ class NativeTiles(ImageTiles):
         tile_count = prod(self.tile_grid(height, width)) if needs_tiles else 0
         tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
         tile_mark_count = (tile_count + 1) * self.tile_marks if tile_count else 0
-        return EncodedInput(
+        return InputSizes(
             tile_or_clip_count=tile_count + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,
             tokens=tokens_of_tiles + patches // self.merge**2 + tile_mark_count + self.marks,
-            real_patches=tile_count * patches_of_tile + patches,
+            projector_patches=tile_count * patches_of_tile + patches,
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class PaddedImage(ImageRule):
@@ -29,7 +29,7 @@ class PaddedImage(ImageRule):
     max_side: Width
     refuses_long: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         side_limit = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
         resize_scale = min(1.0, sqrt(self.max_patches / patches), side_limit / height, side_limit / width)
@@ -41,4 +41,4 @@ class PaddedImage(ImageRule):
                 f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "
                 "expected another shape"
             )
-        return EncodedInput(1, token_rows * self.merge, token_columns * self.merge, token_rows * token_columns)
+        return InputSizes(1, token_rows * self.merge, token_columns * self.merge, token_rows * token_columns)

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class PatchGrid(ImageRule):
@@ -34,7 +34,7 @@ class PatchGrid(ImageRule):
             raise ValueError(f"min_patches: {self.min_patches}; expected less than max_patches {self.max_patches}")
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
         shrink_factor = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
         patch_rows, patch_columns = floor(shrink_factor * patch_rows), floor(shrink_factor * patch_columns)
@@ -43,7 +43,7 @@ class PatchGrid(ImageRule):
             patch_rows, patch_columns = ceil(upscale_factor * patch_rows), ceil(upscale_factor * patch_columns)
         patch_rows = self._rounded_patch_count(patch_rows, patch_columns)
         patch_columns = self._rounded_patch_count(patch_columns, patch_rows)
-        return EncodedInput(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
+        return InputSizes(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
 
     def _rounded_patch_count(self, patches: int, other_patches: int) -> int:
         """Returns a side's number of patches, rounded up to a multiple of `merge`, or down if the grid is too large."""

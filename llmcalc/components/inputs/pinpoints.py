@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class ResolutionPinpoints(ImageRule):
@@ -44,10 +44,10 @@ class ResolutionPinpoints(ImageRule):
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches_per_side = self.size // patch_size
         if not self.resolutions:
-            return EncodedInput(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
+            return InputSizes(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
         tiles_down, tiles_across = (pixels // self.size for pixels in self.best_resolution(height, width))
         patch_rows, patch_columns = patches_per_side * tiles_down, patches_per_side * tiles_across
         if width / height > patch_columns / patch_rows:
@@ -58,7 +58,7 @@ class ResolutionPinpoints(ImageRule):
             resize_ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
             if resize_ratio > 1.1:
                 patch_rows, patch_columns = int(patch_rows // resize_ratio), int(patch_columns // resize_ratio)
-        return EncodedInput(
+        return InputSizes(
             1 + tiles_down * tiles_across,
             patches_per_side,
             patches_per_side,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..base import Width
-from .base import EncodedInput
+from .base import InputSizes
 from .pinpoints import ResolutionPinpoints
 
 
@@ -25,9 +25,9 @@ class ResolutionCrops(ResolutionPinpoints):
     several_whole: Literal[False] = False
     tokens: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
         patches_per_side = self.size // patch_size
-        return EncodedInput(
+        return InputSizes(
             tile_rows * tile_columns, patches_per_side, patches_per_side, tile_rows * tile_columns * self.tokens
         )

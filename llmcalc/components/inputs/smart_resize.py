@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule, aspect_ratio_error
+from .base import ImageRule, InputSizes, aspect_ratio_error
 
 MOST_ASPECT = 200
 """The largest factor between the sides of an image."""
@@ -50,7 +50,7 @@ class SmartResize(ImageRule):
             raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         resize_scale = max(token_size / height, token_size / width)
         if self.enlarge and resize_scale > 1:
@@ -74,6 +74,11 @@ class SmartResize(ImageRule):
         patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
         line_mark_count = patch_rows // self.merge if self.line_marks else 0
         tokens = patch_rows * patch_columns // self.merge**2 + line_mark_count + self.marks
-        return EncodedInput(
-            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_mark_count
+        return InputSizes(
+            1,
+            patch_rows,
+            patch_columns,
+            tokens,
+            reads_image_per_frame=self.repeats_frames,
+            line_end_marks=line_mark_count,
         )

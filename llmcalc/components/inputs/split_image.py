@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 LARGEST_SIDE = 4096
 """The largest side after scaling, in pixels."""
@@ -30,7 +30,7 @@ class SplitImage(ImageRule):
     longest_edge: Width
     tokens: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         aspect_ratio, longest_edge = width / height, self.longest_edge
         if width >= height:
             width, height = longest_edge, int(longest_edge / aspect_ratio)
@@ -47,8 +47,8 @@ class SplitImage(ImageRule):
         tile_rows, tile_columns = (-(-pixels // self.size) for pixels in (height, width))
         patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if tile_rows * tile_columns == 1:
-            return EncodedInput(1, patches_per_side, patches_per_side, tokens_of_tile)
-        return EncodedInput(
+            return InputSizes(1, patches_per_side, patches_per_side, tokens_of_tile)
+        return InputSizes(
             tile_rows * tile_columns + 1,
             patches_per_side,
             patches_per_side,

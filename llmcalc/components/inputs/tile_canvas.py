@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class TileCanvas(ImageRule):
@@ -44,13 +44,13 @@ class TileCanvas(ImageRule):
             key=lambda tile_grid: tile_grid[0] * tile_grid[1],
         )
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tiles_down, tiles_across = self._tile_grid(height, width)
         patches_per_side, tile_count = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
         if tile_count == 1:
-            return EncodedInput(1, patches_per_side, patches_per_side, image_tokens)
-        return EncodedInput(
+            return InputSizes(1, patches_per_side, patches_per_side, image_tokens)
+        return InputSizes(
             tile_count + 1,
             patches_per_side,
             patches_per_side,

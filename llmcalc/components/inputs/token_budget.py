@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import EncodedInput, ImageRule
+from .base import ImageRule, InputSizes
 
 
 class TokenBudget(ImageRule):
@@ -33,7 +33,7 @@ class TokenBudget(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     projects_padding: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         resize_scale = sqrt(patches * patch_size**2 / (height * width))
         token_rows, token_columns = floor(resize_scale * height / token_size), floor(resize_scale * width / token_size)
@@ -49,4 +49,4 @@ class TokenBudget(ImageRule):
         if token_rows * token_columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
         real_patches = None if self.projects_padding else token_rows * token_columns * self.merge**2
-        return EncodedInput(1, patches, 1, token_rows * token_columns + self.marks, real_patches)
+        return InputSizes(1, patches, 1, token_rows * token_columns + self.marks, real_patches)

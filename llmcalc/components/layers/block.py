@@ -82,11 +82,11 @@ class LayerSharing:
     """The role of a layer among layers with shared parameters.
 
     is_first: whether it is the first of them, which has the parameters.
-    other_layers: the number of other layers that use them.
+    other_layer_count: the number of other layers that use them.
     """
 
     is_first: bool
-    other_layers: Number
+    other_layer_count: Number
 
 
 class Layer(Component):
@@ -156,7 +156,7 @@ class Layer(Component):
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field_name, component, width in self.mixers(stack_position.width):
             component.check_stack_position(
-                replace(stack_position, path=f"{stack_position.path}.{field_name}", width=width)
+                replace(stack_position, error_path=f"{stack_position.error_path}.{field_name}", width=width)
             )
 
     def reads_encoder(self) -> bool:
@@ -166,7 +166,7 @@ class Layer(Component):
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_stack_fields() if isinstance(self.attention, Component) else {}
 
-    def check_shared(self, layer_name: str) -> None:
+    def check_can_share_parameters(self, layer_name: str) -> None:
         """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
     def dependency_field(self) -> str:
@@ -260,13 +260,15 @@ class Block(Layer):
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
         if is_idle and (has_encoder or stack_position.stack_name == "encoder"):
             raise ValueError(
-                f"{stack_position.path}.idle_cross_attention: there is an encoder to attend to; expected false"
+                f"{stack_position.error_path}.idle_cross_attention: there is an encoder to attend to; expected false"
             )
         if self.cross_attention is not None and not is_idle and not has_encoder:
-            raise ValueError(f"{stack_position.path}.cross_attention: only the decoder of an encoder-decoder has one")
+            raise ValueError(
+                f"{stack_position.error_path}.cross_attention: only the decoder of an encoder-decoder has one"
+            )
         if self.cross_attention is not None and super().reads_encoder():
             raise ValueError(
-                f"{stack_position.path}.cross_attention: the layer's attention reads the encoder; expected none"
+                f"{stack_position.error_path}.cross_attention: the layer's attention reads the encoder; expected none"
             )
 
     def reads_encoder(self) -> bool:
@@ -329,7 +331,7 @@ class Block(Layer):
 
     def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
         """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
+        return {"memory": recorder.encoder_output, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
         return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
@@ -355,7 +357,7 @@ class Block(Layer):
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
+        memory = Value(SOURCE, source_axes) if recorder.encoder_output is None else recorder.encoder_output
         recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")

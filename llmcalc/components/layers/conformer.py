@@ -42,7 +42,7 @@ class ConformerLayer(PreNormLayer):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)
         if stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}.type: 'conformer' reads later frames; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}.type: 'conformer' reads later frames; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x = self._add_half_network_output(recorder, "mlp_1", x)

@@ -49,7 +49,7 @@ class DraftLayer(PreNormLayer):
         return [("attention", self.attention, 2 * hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        embedding: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        embedding: Value = recorder.layer_memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed_inputs = (
             recorder.part("embedding_norm", self.norm, embedding),
             recorder.part("self_attn_pre_norm", self.norm, x),

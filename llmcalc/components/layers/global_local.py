@@ -61,7 +61,7 @@ class GlobalTokens(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}: global tokens see later tokens; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}: global tokens see later tokens; expected an encoder")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("global_tokens", self, x)
@@ -116,7 +116,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
         return self
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return (self.block_size,)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:

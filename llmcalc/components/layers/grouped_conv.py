@@ -49,7 +49,7 @@ class GroupedConvLayer(PreNormLayer):
         super().check_stack_position(stack_position)
         if isinstance(stack_position.width, int) and stack_position.width % self.conv_group_size:
             raise ValueError(
-                f"{stack_position.path}.conv_group_size: {self.conv_group_size} does not divide the width "
+                f"{stack_position.error_path}.conv_group_size: {self.conv_group_size} does not divide the width "
                 f"{stack_position.width}; expected a divisor"
             )
 

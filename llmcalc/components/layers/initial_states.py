@@ -30,7 +30,7 @@ class InitialStatesLayer(PreNormLayer):
     type: Literal["initial_states"] = "initial_states"
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        initial_x: Value = recorder.layer_memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
         x_scale, initial_scale = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)

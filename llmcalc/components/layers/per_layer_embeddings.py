@@ -95,7 +95,7 @@ class PerLayerGate(Part):
         # for a gate that is recorded without its stack
         placeholder_vectors = Value(x.rows, (vector_axis,), is_constant=True)
         # of all layers; each layer reads its own
-        layer_vectors: Value = recorder.memo.get("per_layer_embedding", placeholder_vectors)
+        layer_vectors: Value = recorder.layer_memo.get("per_layer_embedding", placeholder_vectors)
         gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
         recorder.hold(y=gated_vector)
         return recorder.part("norm", norm, recorder.linear("projection", gated_vector, *x.axes))

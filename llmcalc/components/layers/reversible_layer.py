@@ -55,11 +55,11 @@ class ReversibleStreams(ResidualStreams):
         padded_x = recorder.resized(
             x, RowsPaddedAboveLeast(source_rows=x.rows, block_rows=self.block, minimum_rows=self.least)
         )
-        recorder.memo["tokens"] = x.rows
+        recorder.layer_memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.memo["tokens"])
+        return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.layer_memo["tokens"])
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -79,7 +79,7 @@ class ReversibleLayer(PreNormLayer):
         return {"streams": {"type": "reversible"}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        hidden_axis: Axis = recorder.memo["hidden"][0]
+        hidden_axis: Axis = recorder.layer_memo["hidden"][0]
         first_stream, second_stream = recorder.split(x, (hidden_axis,), (hidden_axis,))
         first_stream = recorder.add(
             first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream)

@@ -138,7 +138,7 @@ class SharedBlock(Part):
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as adapters_scope:
-            adapters_scope.per_layer = True
+            adapters_scope.has_parameters_per_layer = True
             adapter_output = record_projections()
         if other_adapters is not None:
             adapter_count, adapter_role = other_adapters
@@ -146,7 +146,9 @@ class SharedBlock(Part):
             with recorder.scope(
                 "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
             ) as other_adapters_scope:
-                other_adapters_scope.per_layer = adapter_role == "kept"  # the layers that run them create them
+                other_adapters_scope.has_parameters_per_layer = (
+                    adapter_role == "kept"
+                )  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -190,7 +192,7 @@ class ZambaLayer(Layer):
     ) -> Self:
         raise UnscalableError(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
-    def check_shared(self, layer_name: str) -> None:
+    def check_can_share_parameters(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
             raise ValueError(
                 f"shared_layers: the layers called '{layer_name}' share a block; idle_adapters stand only in blocks "
@@ -203,11 +205,11 @@ class ZambaLayer(Layer):
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         other_adapters: Others | None = None
         if layer_sharing is not None and layer_sharing.is_first:
-            other_adapters = layer_sharing.other_layers, "kept"
+            other_adapters = layer_sharing.other_layer_count, "kept"
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
         block_role: Role = "own" if layer_sharing is None or layer_sharing.is_first else "shared"
-        embedding: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
+        embedding: Value = recorder.layer_memo.get("embedded", x)  # x itself in the first layer
         block_input = recorder.cat(x, embedding, axes=(JoinedShapes((x.axes, embedding.axes)),))
         block_output = recorder.part(
             "transformer",

@@ -172,11 +172,11 @@ class Attention(TokenMixer):
             check_groups(heads, kv_heads)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
-        is_distance_based = self.position is not None and self.position.requires_one_sequence
+        is_distance_based = self.position is not None and self.position.requires_self_attention
         if self.sinks and self.sink_keys:
             raise ValueError("sinks and sink_keys: attention has one or the other")
         if self.grid_window is not None and (
-            self.length_thresholds() or self.sinks or self.sink_keys or is_distance_based
+            self.cost_thresholds() or self.sinks or self.sink_keys or is_distance_based
         ):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
@@ -200,7 +200,7 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
-        if self.whole_pass and (self.length_thresholds() or is_distance_based):
+        if self.whole_pass and (self.cost_thresholds() or is_distance_based):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         idle_projections = self.idle_projections
         if len({*idle_projections}) < len(idle_projections) or RUN_PROJECTIONS & {*idle_projections}:
@@ -236,7 +236,7 @@ class Attention(TokenMixer):
                 "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
                 "block_indexer, kv_shared or fused_qkv"
             )
-        if self.position is not None and self.position.requires_one_sequence:
+        if self.position is not None and self.position.requires_self_attention:
             raise ValueError(
                 f"cross_attention.position: '{self.position.type}' goes by distances, of which two sequences have "
                 "none; expected none"
@@ -248,7 +248,7 @@ class Attention(TokenMixer):
     def score_position_encoding(self) -> ScorePosition | None:
         return self.position
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(
             length for length in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if length is not None
@@ -284,7 +284,7 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads
         if self.head_dim is None and stack_position.width % heads:
             raise ValueError(
-                f"{stack_position.path}.num_attention_heads: {heads} does not divide hidden_size "
+                f"{stack_position.error_path}.num_attention_heads: {heads} does not divide hidden_size "
                 f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
@@ -293,19 +293,19 @@ class Attention(TokenMixer):
             )
         if self.whole_pass and stack_position.stack_name != "decoder":
             raise ValueError(
-                f"{stack_position.path}.whole_pass: an encoder attends to all tokens anyway; expected false"
+                f"{stack_position.error_path}.whole_pass: an encoder attends to all tokens anyway; expected false"
             )
         if self.value_convolution is not None and stack_position.stack_name != "encoder":
-            raise ValueError(f"{stack_position.path}.value_convolution: reads later tokens; expected an encoder")
+            raise ValueError(f"{stack_position.error_path}.value_convolution: reads later tokens; expected an encoder")
         if self.attention_chunk_size is not None and stack_position.stack_name == "encoder":
             raise ValueError(
-                f"{stack_position.path}.attention_chunk_size: stands in causal attention; expected a decoder"
+                f"{stack_position.error_path}.attention_chunk_size: stands in causal attention; expected a decoder"
             )
         if self.grid_window is not None and (
             not stack_position.tokens_form_grid or stack_position.has_token_before_grid
         ):
             raise ValueError(
-                f"{stack_position.path}.grid_window: is only valid in a vision encoder without a class embedding"
+                f"{stack_position.error_path}.grid_window: is only valid in a vision encoder without a class embedding"
             )
         if self.block_indexer is not None:
             self.block_indexer.check_stack_position(stack_position)
@@ -317,7 +317,7 @@ class Attention(TokenMixer):
         head_dim = exact_div(hidden_size, heads) if self.head_dim is None else self.head_dim
         return heads, kv_heads, head_dim
 
-    def sharing_key_of(self) -> tuple[int | None, ...]:
+    def sharing_key(self) -> tuple[int | None, ...]:
         """The fields that must be equal for layers to share keys and values."""
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
@@ -328,16 +328,16 @@ class Attention(TokenMixer):
     def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
-    def share_bias(self, recorder: Flow, x: Value) -> None:
-        if "score_bias" not in recorder.memo:
-            recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
+    def record_shared_bias(self, recorder: Flow, x: Value) -> None:
+        if "score_bias" not in recorder.layer_memo:
+            recorder.layer_memo["score_bias"] = recorder.distance_bias(recorder.layer_memo["relative_bias"], x)
 
     def dependency_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other_layer: Attention) -> bool:
         """Whether this layer can share keys and values with the other layer."""
-        return all(map(are_equal, self.sharing_key_of(), other_layer.sharing_key_of()))
+        return all(map(are_equal, self.sharing_key(), other_layer.sharing_key()))
 
     def flow(
         self,
@@ -377,7 +377,7 @@ class Attention(TokenMixer):
         if self.position is not None:
             q, bias = self.position.flow(recorder, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
-            bias = recorder.memo.get("score_bias")
+            bias = recorder.layer_memo.get("score_bias")
         recorder.hold(q=q, k=keys, v=values)
         convolved_values = None
         if self.value_convolution is not None:
@@ -393,7 +393,9 @@ class Attention(TokenMixer):
             key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             key_limits |= {} if self.grid_window is None else {"square_side": self.grid_window}
             key_limits |= (
-                {"core": ops.ReceivedKeysAttentionCore} if self.kv_shared and "from_target" in recorder.memo else {}
+                {"core": ops.ReceivedKeysAttentionCore}
+                if self.kv_shared and "from_target" in recorder.layer_memo
+                else {}
             )
         else:
             rope_theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
@@ -414,7 +416,7 @@ class Attention(TokenMixer):
             copies_heads=self.copies_heads,
             floors_scores=self.floors_scores,
             names_scores=self.names_scores,
-            bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
+            bias_in_sdpa=bias is not None and recorder.layer_memo.get("bias_in_sdpa", False),
             **key_limits,
         )
         recorder.hold(out=attn_output)
@@ -477,8 +479,10 @@ class Attention(TokenMixer):
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
-        computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
-        if self.kv_shared and "from_target" in recorder.memo:
+        computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.layer_memo.setdefault(
+            "keys and values", []
+        )
+        if self.kv_shared and "from_target" in recorder.layer_memo:
             return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
@@ -521,8 +525,8 @@ class Attention(TokenMixer):
                 keys, values = recorder.cache("cache", cache_kind, keys, values, token_limit=cache_limit)
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
-        if not is_cross_attention and recorder.memo.get("lends"):
-            sharing_key = self.sharing_key_of()
+        if not is_cross_attention and recorder.layer_memo.get("lends"):
+            sharing_key = self.sharing_key()
             recorder.keep(**{f"keys of {sharing_key}": keys, f"values of {sharing_key}": values})
         return keys, values
 
@@ -720,7 +724,9 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, pass_state: PassState, value_input: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             if self.cross:
-                cached_tensors = None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self.cache)
+                cached_tensors = (
+                    None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self.cache)
+                )
                 if cached_tensors is not None:
                     return cached_tensors[0], cached_tensors[1]
                 assert pass_state.encoder_output is not None, (
@@ -753,7 +759,7 @@ def _reference_class() -> type[nn.Module]:
                 if spec.kv_shared
                 else self._keys_and_values(x, pass_state, value_input)
             )
-            if pass_state.shares_keys:
+            if pass_state.returns_keys_and_values:
                 pass_state.shared_values[sharing_key] = keys_and_values
             return keys_and_values
 

@@ -46,7 +46,7 @@ def require_all_earlier_tokens(attention: AttentionFields) -> None:
 def require_decoder(stack_position: StackPosition) -> None:
     """Raises `ValueError` for attention with an indexer in an encoder."""
     if stack_position.stack_name == "encoder":
-        raise ValueError(f"{stack_position.path}.block_indexer: stands in causal attention; expected a decoder")
+        raise ValueError(f"{stack_position.error_path}.block_indexer: stands in causal attention; expected a decoder")
 
 
 class BlockIndexer(Part):

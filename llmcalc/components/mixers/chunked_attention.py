@@ -53,7 +53,7 @@ class ChunkedAttention(MultiHeadMixer):
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return (self.chunk_length,)
 
     def report_label(self) -> str:

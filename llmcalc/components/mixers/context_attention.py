@@ -19,7 +19,7 @@ from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import PassState, product_class, vector_module, with_sink_scores
+from ..runtime import PassState, attention_products_class, vector_module, with_sink_scores
 from ..target_states import DFLASH
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
@@ -41,7 +41,7 @@ class ContextAttention(TwoKeySetsMixer):
     """
 
     formula_source: ClassVar[str] = DFLASH
-    sees_whole_pass: ClassVar[bool] = True
+    attends_to_whole_pass: ClassVar[bool] = True
 
     type: Literal["context"] = "context"
     num_attention_heads: Heads
@@ -58,7 +58,7 @@ class ContextAttention(TwoKeySetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records attention to the target's states and to the current pass: two attention cores, one softmax."""
-        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
         q = recorder.rope(
@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
-            self.block_core = product_class()()
+            self.block_core = attention_products_class()()
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
         def _project_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:

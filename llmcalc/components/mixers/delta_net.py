@@ -46,7 +46,7 @@ class DeltaNet(RecurrentMixer):
     formula_source: ClassVar[str] = "Yang et al. 2024, §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    uncounted_work: ClassVar[str] = "in decode the whole step of DeltaNet's state"
+    uncounted_operations: ClassVar[str] = "in decode the whole step of DeltaNet's state"
 
     type: Literal["delta_net"] = "delta_net"
     linear_num_heads: LinearHeads

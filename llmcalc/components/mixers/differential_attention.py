@@ -79,7 +79,7 @@ class DifferentialAttention(WindowedMixer):
             self.position.check_rotary_size(self.head_dim)
         return self
 
-    def sharing_key_of(self) -> tuple[Any, ...]:
+    def sharing_key(self) -> tuple[Any, ...]:
         """The fields that must be equal for layers to share keys and values."""
         return "differential", self.num_key_value_heads, self.head_dim, self.sliding_window
 
@@ -140,22 +140,22 @@ class DifferentialAttention(WindowedMixer):
 
     def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
-        memo_key = f"keys and values of {self.sharing_key_of()}"
+        memo_key = f"keys and values of {self.sharing_key()}"
         if self.kv_shared:
             empty_keys_and_values = (
                 Value(x.rows, (kv_heads, head_dim), is_constant=True),
             ) * 2  # nothing: the layer is recorded alone
-            keys, values = recorder.memo.get(memo_key, empty_keys_and_values)
+            keys, values = recorder.layer_memo.get(memo_key, empty_keys_and_values)
             return keys.view(*recorder.part_on_rank((kv_heads, head_dim))), values.view(
                 *recorder.part_on_rank((kv_heads, head_dim))
             )
         keys = self._rotate(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
-        recorder.memo[memo_key] = keys, values = recorder.cache(
+        recorder.layer_memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
         )
-        if recorder.memo.get("lends"):
-            recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
+        if recorder.layer_memo.get("lends"):
+            recorder.keep(**{f"keys of {self.sharing_key()}": keys, f"values of {self.sharing_key()}": values})
         return keys, values
 
     def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
@@ -222,7 +222,7 @@ def _reference_class() -> type[nn.Module]:
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
                 pass_state, self._rotate("k", x, pass_state), self._split_heads("v", x)
             )
-            if pass_state.shares_keys:
+            if pass_state.returns_keys_and_values:
                 pass_state.shared_values[sharing_key] = keys_and_values
             return keys_and_values
 

@@ -53,8 +53,8 @@ class DynamicMaskAttention(WindowedMixer):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def length_thresholds(self) -> tuple[int, ...]:
-        return (self.keep_window_size, *super().length_thresholds())
+    def cost_thresholds(self) -> tuple[int, ...]:
+        return (self.keep_window_size, *super().cost_thresholds())
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

@@ -116,7 +116,7 @@ class EntryAttention(TokenMixer):
         """The largest number of entries that a token attends to; None without entries or without a limit."""
         return None if self.indexer is None else self.indexer.index_topk
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         compress_rate, max_entries = self.compress_rate, self.selected_entries
         selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
         return tuple(length for length in (self.sliding_window, compress_rate, selected_tokens) if length is not None)

@@ -81,7 +81,7 @@ class ExclusiveAttention(WindowedMixer):
         q = recorder.rope(recorder.norm("q_norm", q, self.norm, (head_dim,)), self.position)
         keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (head_dim,)), self.position)
         if self.adds_embeddings:
-            values = recorder.add(values, recorder.memo.get("value_embeddings", values))
+            values = recorder.add(values, recorder.layer_memo.get("value_embeddings", values))
         recorder.mask(q, keys, causal=False, window=self.sliding_window)
         recorder.hold(q=q, k=keys, v=values)
         repeated_keys_and_values = recorder.repeat(keys, heads), recorder.repeat(values, heads)

@@ -24,7 +24,7 @@ class FourierMixer(TokenMixer):
     formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
-    uncounted_work: ClassVar[str] = "fast Fourier transform"
+    uncounted_operations: ClassVar[str] = "fast Fourier transform"
 
     type: Literal["fourier"] = "fourier"
 

@@ -63,7 +63,7 @@ class GatedDeltaNet(RecurrentMixer):
     formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
-    uncounted_work: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
+    uncounted_operations: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     linear_num_key_heads: LinearKeyHeads

@@ -30,7 +30,7 @@ class GatedLinearAttention(LinearAttentionMixer):
 
     formula_source: ClassVar[str] = "Yang et al. 2023, §4"
     witness: ClassVar[PartWitness] = PUBLISHED
-    uncounted_work: ClassVar[str] = "the decays of gated linear attention"
+    uncounted_operations: ClassVar[str] = "the decays of gated linear attention"
 
     type: Literal["gated_linear_attention"] = "gated_linear_attention"
     decay_rank: Width = 16

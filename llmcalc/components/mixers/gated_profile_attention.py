@@ -70,7 +70,7 @@ class GatedProfileAttention(ProfileAttention):
         )
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
-        bias = self.bias_of(recorder, profile_weights, q, keys)
+        bias = self.record_distance_bias(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)

@@ -63,7 +63,7 @@ class OptionalWindowMixer(TokenMixer):
     def window_size(self) -> int | None:
         return self.sliding_window
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def without_window(self) -> Self:
@@ -142,7 +142,7 @@ class EqualHeadsMixer(TokenMixer):
         head_count = getattr(self, field_name)
         if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.path}.{field_name}: {head_count}; "
+                f"{stack_position.error_path}.{field_name}: {head_count}; "
                 f"expected a divisor of hidden_size {stack_position.width}"
             )
 

@@ -42,7 +42,7 @@ class HGRN2(RecurrentMixer):
     formula_source: ClassVar[str] = "Qin et al. 2024 (HGRN2), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    uncounted_work: ClassVar[str] = "the forget gates of HGRN2"
+    uncounted_operations: ClassVar[str] = "the forget gates of HGRN2"
 
     type: Literal["hgrn2"] = "hgrn2"
     num_attention_heads: Heads

@@ -41,7 +41,7 @@ class JetBlock(RecurrentMixer):
 
     formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
-    uncounted_work: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
+    uncounted_operations: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
 
     type: Literal["jet_block"] = "jet_block"
     linear_num_value_heads: LinearValueHeads

@@ -60,7 +60,7 @@ class KimiDeltaAttention(RecurrentMixer):
     formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
-    uncounted_work: ClassVar[str] = (
+    uncounted_operations: ClassVar[str] = (
         "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
     )
 

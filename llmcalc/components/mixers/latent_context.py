@@ -22,7 +22,7 @@ from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, Heads, HeadSizes, KVRank, ModelProperties, NopeDim, QueryRank, RopeDim, ValueDim, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import PassState, cache_class, product_class
+from ..runtime import PassState, attention_products_class, cache_class
 from ..target_states import DFLASH
 from .grouped_query import OptionalWindowMixer
 from .mla import expansion_class
@@ -48,7 +48,7 @@ class LatentContextAttention(OptionalWindowMixer):
     """
 
     formula_source: ClassVar[str] = DFLASH
-    sees_whole_pass: ClassVar[bool] = True
+    attends_to_whole_pass: ClassVar[bool] = True
 
     type: Literal["latent_context"] = "latent_context"
     num_attention_heads: Heads
@@ -80,7 +80,7 @@ class LatentContextAttention(OptionalWindowMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records latent attention to the target's states and to the current pass, each with its own core."""
-        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, latent_axis = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden_size, bias=spec.attention_bias)
-            self.core, self.block_core = product_class()(), product_class()()
+            self.core, self.block_core = attention_products_class()(), attention_products_class()()
             self.cache = cache_class()(spec.sliding_window)
 
         def _latents_and_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ class LightningAttention(MultiHeadMixer):
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted_work: ClassVar[str] = "the decays of lightning attention"
+    uncounted_operations: ClassVar[str] = "the decays of lightning attention"
 
     type: Literal["lightning"] = "lightning"
     num_attention_heads: Heads

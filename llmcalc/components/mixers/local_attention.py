@@ -55,16 +55,18 @@ class LocalAttention(MultiHeadMixer):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
     def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, has_block_bias=self.global_block_size is not None)
 
-    def share_bias(self, recorder: Flow, x: Value) -> None:
+    def record_shared_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         bias_tables = [
-            recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo
+            recorder.layer_memo[name]
+            for name in ("relative_bias", "relative_bias_of_blocks")
+            if name in recorder.layer_memo
         ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
@@ -101,7 +103,7 @@ class LocalAttention(MultiHeadMixer):
             for projection_name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
-        self.share_bias(recorder, x)
+        self.record_shared_bias(recorder, x)
         key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block_size}
         attn_output = recorder.attention(
             "core", q, keys, values, causal=False, core=ops.LocalAttentionCore, **key_limits

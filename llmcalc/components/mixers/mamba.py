@@ -67,7 +67,7 @@ class Mamba(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
-    uncounted_work: ClassVar[str] = "the state update of Mamba's scan"
+    uncounted_operations: ClassVar[str] = "the state update of Mamba's scan"
 
     type: Literal["mamba"] = "mamba"
     intermediate_size: Inner
@@ -112,7 +112,7 @@ class Mamba(TokenMixer):
         scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
         if self.lends_output:
-            recorder.memo[SCAN_OUTPUT] = scan_output
+            recorder.layer_memo[SCAN_OUTPUT] = scan_output
             recorder.keep(scan_output=scan_output)
         return recorder.linear(
             "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias

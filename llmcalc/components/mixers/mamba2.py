@@ -61,7 +61,7 @@ class Mamba2(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
-    uncounted_work: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
+    uncounted_operations: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
 
     type: Literal["mamba2"] = "mamba2"
     num_heads: Heads

@@ -45,7 +45,7 @@ class MemoryGate(TokenMixer):
         inner_axis = Axis("inner", self.intermediate_size)
         gate = recorder.act(recorder.linear("in_proj", x, inner_axis, bias=self.use_bias), self.hidden_act)
         placeholder_memory = Value(x.rows, gate.axes, is_constant=True)  # nothing: the layer is recorded alone
-        memory: Value = recorder.memo.get(SCAN_OUTPUT, placeholder_memory)
+        memory: Value = recorder.layer_memo.get(SCAN_OUTPUT, placeholder_memory)
         return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
     def describe(self, hidden_size: int) -> str:

@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import PassState, apply_dropout, attention_mask, cache_class, product_class
+from ..runtime import PassState, apply_dropout, attention_mask, attention_products_class, cache_class
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ class MergedAttention(TwoKeySetsMixer):
         super().check_stack_position(stack_position)
         if stack_position.source_width != stack_position.width:
             raise ValueError(
-                f"{stack_position.path}.type: 'merged' requires an encoder of the decoder's width; expected one, "
+                f"{stack_position.error_path}.type: 'merged' requires an encoder of the decoder's width; expected one, "
                 "and no cross_attention"
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
-        memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
+        memory = Value(SOURCE, x.axes) if recorder.encoder_output is None else recorder.encoder_output
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
@@ -131,11 +131,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
-            self.cross_core, self.cross_cache = product_class()(), cache_class()()
+            self.cross_core, self.cross_cache = attention_products_class()(), cache_class()()
 
         def _memory_keys_and_values(self, pass_state: PassState) -> tuple[Tensor, ...]:
             cached_tensors = (
-                None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self.cross_cache)
+                None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self.cross_cache)
             )
             if cached_tensors is not None:
                 return cached_tensors

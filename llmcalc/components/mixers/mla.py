@@ -143,7 +143,7 @@ class MLA(OptionalWindowMixer):
     def score_position_encoding(self) -> Rope:
         return self.position
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(length for length in (self.sliding_window, selected_tokens) if length is not None)
 
@@ -152,7 +152,7 @@ class MLA(OptionalWindowMixer):
         nope_dim, rope_dim, v_dim = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v_dim) - rope_dim})
 
-    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
         shared_latents = {self._latent_sharing_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
             shared_latents["indexer", *self.indexer.attention_limits().values()] = (
@@ -161,7 +161,7 @@ class MLA(OptionalWindowMixer):
         return shared_latents
 
     def dependency_field(self) -> str:
-        return next(filter(None, self.shared_results().values()), "")
+        return next(filter(None, self.fields_of_shared_results().values()), "")
 
     def _latent_sharing_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share latents."""
@@ -196,7 +196,7 @@ class MLA(OptionalWindowMixer):
         attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            is_selection_shared = recorder.memo.get("lends_selection", False)
+            is_selection_shared = recorder.layer_memo.get("lends_selection", False)
             selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends_selection=is_selection_shared)
             recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
         attention_options: dict[str, Any] = {
@@ -255,7 +255,7 @@ class MLA(OptionalWindowMixer):
     def _latent_and_key(self, recorder: Flow, x: Value, latent_axis: Axis, rope_axis: Axis) -> tuple[Value, Value]:
         """Returns the latents and the shared rotary key of every new and cached token."""
         sharing_key = self._latent_sharing_key()
-        computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
+        computed_latents: list[tuple[Any, Value, Value]] = recorder.layer_memo.setdefault("latents", [])
         if self.kv_shared:
             empty_latents = (
                 Value(x.rows, (latent_axis,), is_constant=True),
@@ -280,7 +280,7 @@ class MLA(OptionalWindowMixer):
         latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((sharing_key, latents, k_rope))
-        if recorder.memo.get("lends"):
+        if recorder.layer_memo.get("lends"):
             recorder.keep(**{f"latents of {sharing_key}": latents, f"rotary keys of {sharing_key}": k_rope})
         return latents, k_rope
 
@@ -460,7 +460,7 @@ def _reference_class() -> type[nn.Module]:
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
             latent, k_rope = self.cache(pass_state, latent, self._rotate(k_rope, pass_state))
-            if pass_state.shares_keys:
+            if pass_state.returns_keys_and_values:
                 pass_state.shared_values[sharing_key] = latent, k_rope
             return latent, k_rope
 

@@ -54,7 +54,7 @@ class MLSTM(RecurrentMixer):
     formula_source: ClassVar[str] = "Beck et al. 2024, §2.3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
-    uncounted_work: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
+    uncounted_operations: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
 
     type: Literal["mlstm"] = "mlstm"
     num_heads: Heads

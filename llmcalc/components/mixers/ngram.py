@@ -60,7 +60,7 @@ class PredictStreams(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "decoder":
-            raise ValueError(f"{stack_position.path}: predict streams are those of a decoder; expected none")
+            raise ValueError(f"{stack_position.error_path}: predict streams are those of a decoder; expected none")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("predict_streams", self, x)

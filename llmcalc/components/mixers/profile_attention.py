@@ -87,7 +87,7 @@ class ProfileAttention(WindowedMixer):
         keys = self._record_norm(recorder, "k_norm", keys)
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
-        bias = self.bias_of(
+        bias = self.record_distance_bias(
             recorder, recorder.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys
         )
         recorder.hold(q=q, k=keys, v=values, bias=bias)
@@ -100,7 +100,7 @@ class ProfileAttention(WindowedMixer):
     def _record_norm(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])
 
-    def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
+    def record_distance_bias(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
         from ...workload.derived_rows import TableRows
 

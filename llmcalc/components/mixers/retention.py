@@ -28,7 +28,7 @@ class Retention(LinearAttentionMixer):
 
     formula_source: ClassVar[str] = "Sun et al. 2023, §2"
     witness: ClassVar[PartWitness] = PUBLISHED
-    uncounted_work: ClassVar[str] = "the decays of retention"
+    uncounted_operations: ClassVar[str] = "the decays of retention"
 
     type: Literal["retention"] = "retention"
     position: Rope = Rope()

@@ -38,7 +38,7 @@ class RGLRU(RecurrentMixer):
     formula_source: ClassVar[str] = "De et al. 2024, §2.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
-    uncounted_work: ClassVar[str] = "the recurrence of RG-LRU"
+    uncounted_operations: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth

@@ -45,7 +45,7 @@ class RwkvTimeMix(RecurrentMixer):
     formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
-    uncounted_work: ClassVar[str] = "the WKV recurrence of RWKV"
+    uncounted_operations: ClassVar[str] = "the WKV recurrence of RWKV"
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth

@@ -44,7 +44,7 @@ class Rwkv7TimeMix(RecurrentMixer):
 
     formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "time_mix"
-    uncounted_work: ClassVar[str] = "the decays and outer products of RWKV-7's states"
+    uncounted_operations: ClassVar[str] = "the decays and outer products of RWKV-7's states"
 
     type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
     num_heads: Heads

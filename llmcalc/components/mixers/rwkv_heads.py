@@ -39,7 +39,7 @@ class RwkvHeadMix(RecurrentMixer):
 
     formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
-    uncounted_work: ClassVar[str] = "the decays of RWKV's states"
+    uncounted_operations: ClassVar[str] = "the decays of RWKV's states"
 
     type: Literal["rwkv_head_mix"] = "rwkv_head_mix"
     num_heads: Heads

@@ -40,7 +40,7 @@ class SampledBlockAttention(EqualHeadsMixer):
     blocks: Window
     approximated: Flag = True
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return (self.block_size,)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -39,7 +39,7 @@ class SelectiveMamba2(TokenMixer):
     formula_source: ClassVar[str] = "Preferred Networks 2025 (arXiv:2509.04897), §2"
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
-    uncounted_work: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
+    uncounted_operations: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
 
     type: Literal["selective_mamba2"] = "selective_mamba2"
     num_heads: Heads

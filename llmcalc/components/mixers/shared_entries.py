@@ -99,16 +99,16 @@ class SharedEntryAttention(EntryAttention):
     def selected_entries(self) -> int | None:
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         candidate_spec = None if self.indexer is None else self.indexer.candidates
         if candidate_spec is None:
-            return super().length_thresholds()
+            return super().cost_thresholds()
         return (
-            *super().length_thresholds(),
+            *super().cost_thresholds(),
             candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,
         )
 
-    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer
         if compress_rate is None:
             return {}
@@ -129,14 +129,14 @@ class SharedEntryAttention(EntryAttention):
         return field_by_result
 
     def dependency_field(self) -> str:
-        return next(filter(None, self.shared_results().values()), "")
+        return next(filter(None, self.fields_of_shared_results().values()), "")
 
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
-        lower_layer_values: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_layer_values: dict[str, Value] = recorder.layer_memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
             kv_entries = recorder.value_of_lower_layer("entries", x, lower_layer_values.get("entries"), head_dim)
@@ -196,7 +196,7 @@ class SharedEntryAttention(EntryAttention):
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
         assert self.compress_rate is not None
-        lower_layer_values: dict[str, Value] = recorder.memo["entries"]
+        lower_layer_values: dict[str, Value] = recorder.layer_memo["entries"]
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
             keys = recorder.value_of_lower_layer("keys", x, lower_layer_values.get("keys"), index_dim)

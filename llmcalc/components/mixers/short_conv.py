@@ -58,7 +58,7 @@ class ShortConv(TokenMixer):
             super().check_stack_position(stack_position)
         elif not stack_position.tokens_form_grid:
             raise ValueError(
-                f"{stack_position.path}.grid: tokens stand in no grid; expected false, but in a tower of images"
+                f"{stack_position.error_path}.grid: tokens stand in no grid; expected false, but in a tower of images"
             )
         elif stack_position.has_token_before_grid:
             raise ValueError(

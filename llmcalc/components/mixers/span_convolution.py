@@ -50,7 +50,7 @@ class SpanConvolution(TokenMixer):
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):
             raise ValueError(
-                f"{stack_position.path}.num_attention_heads: {heads}; twice the number divides hidden_size "
+                f"{stack_position.error_path}.num_attention_heads: {heads}; twice the number divides hidden_size "
                 f"{stack_position.width} without a rest"
             )
 

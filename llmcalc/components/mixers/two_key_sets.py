@@ -9,7 +9,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..norm import Norm, norm_reference
-from ..runtime import cache_class, product_class
+from ..runtime import attention_products_class, cache_class
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def two_key_sets_reference() -> Any:
             super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
-            self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = attention_products_class()(), cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
             """Splits queries, keys and values into heads; queries and keys are normalized."""

@@ -59,7 +59,7 @@ class IdentityExperts(Part):
         """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
         expert_ops = tuple(
             recorded_step.op
-            for recorded_step in recorder.here.steps()
+            for recorded_step in recorder.current_scope.steps()
             if isinstance(recorded_step.op, ops.ExpertLinear)
         )
         identity_op = ops.IdentityExperts(self.zero_expert_num, expert_ops)

@@ -112,7 +112,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
     outputs_by_tower: dict[str, Value] = {}
-    frames_of_model = recorder.frames
+    frames_of_model = recorder.audio_frames
     for tower_name, tower, readable_towers in towers_before(towers):
         default_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
@@ -128,7 +128,7 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
             input_rows = default_input.rows if reads_class_embedding else tower_input.rows
             tower_input = tower_input.view(*default_input.axes, new_rows=input_rows)
         outputs_by_tower[tower_name] = recorder.part(tower_name, tower, tower_input)
-    recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
+    recorder.audio_frames = frames_of_model  # not those that the stem of an audio encoder reads
     return outputs_by_tower
 
 

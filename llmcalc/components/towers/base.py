@@ -71,7 +71,7 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
     check_divisor("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
 
 
-def later_layer_kinds(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
     """Yields each kind of layer above the first, plain ones first: whether it is special, and its layers' indices."""
     for is_special_layer in (False, True):
         layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]

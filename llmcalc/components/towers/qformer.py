@@ -21,7 +21,7 @@ from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
-from .base import LearnedQueries, check_head_width, later_layer_kinds
+from .base import LearnedQueries, check_head_width, layer_kinds_after_first
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,7 +76,9 @@ class QFormer(LearnedQueries):
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for reads_patches, layer_indices in reversed([*later_layer_kinds(self.num_hidden_layers, self.reading_layers)]):
+        for reads_patches, layer_indices in reversed(
+            [*layer_kinds_after_first(self.num_hidden_layers, self.reading_layers)]
+        ):
             layer_label = "reading" if reads_patches else ""
             record_layer = partial(
                 self._record_layer, recorder, patches=patches if reads_patches else None, window_rows=query_rows

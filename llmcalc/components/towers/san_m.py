@@ -20,7 +20,7 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
-from .base import EncoderTower, check_head_width, later_layer_kinds
+from .base import EncoderTower, check_head_width, layer_kinds_after_first
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,7 +68,7 @@ class SanMEncoder(EncoderTower):
         x = recorder.add(x, Value(x.rows, x.axes, is_constant=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for has_norm, layer_indices in later_layer_kinds(self.num_hidden_layers, self.normed_layers):
+        for has_norm, layer_indices in layer_kinds_after_first(self.num_hidden_layers, self.normed_layers):
             layer_label = "normed" if has_norm else ""
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
             x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label)

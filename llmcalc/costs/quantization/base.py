@@ -147,7 +147,7 @@ def _weight_tensors_below_node(
         else:
             layer_indices = child_node.indices[:1] if first_copies_only else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
-        counted_op, parent_node = child_position.use, node_position.node
+        counted_op, parent_node = child_position.counted_op, node_position.node
         tensors = () if counted_op is None else counted_op.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
@@ -158,7 +158,7 @@ def _weight_tensors_below_node(
                     copy_count,
                     layer_index,
                     parent_node,
-                    child_position.optional,
+                    child_position.optional_part,
                 )
             child_tensor = WeightTensor(
                 tensor_path,
@@ -167,7 +167,7 @@ def _weight_tensors_below_node(
                 copy_count,
                 layer_index,
                 parent_node,
-                child_position.optional,
+                child_position.optional_part,
             )
             yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies_only)
 

@@ -469,8 +469,8 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
     attention_core = next((node for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
-    if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
-        expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
+    if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.ops_by_form:
+        expanded_op, absorbed_op = attention_core.op, attention_core.ops_by_form["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
         assert isinstance(absorbed_op, AttentionCore)
         latent_width, rope_width = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim

@@ -95,6 +95,6 @@ OPTIMIZER = Optimizer(
     run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
-    takes_element_shards=True,
+    supports_element_shards=True,
     witness=BY_TORCH,
 )

@@ -67,8 +67,8 @@ def bitsandbytes_optimizer(
         note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
         state_format="uint8" if state_layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if state_layout.in_8_bits else "its states are fp32",
-        takes_element_shards=not state_layout.in_8_bits,
-        takes_flat_shards=True,
+        supports_element_shards=not state_layout.in_8_bits,
+        supports_flat_shards=True,
         paged_bytes=state_layout.paged_bytes if is_paged else None,
         witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )

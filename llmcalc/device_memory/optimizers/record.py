@@ -57,18 +57,18 @@ class Optimizer:
         momentum) → torch's optimizers, which `verify` runs; None (default) where torch has none, which
         `reason_not_in_torch` explains.
     reason_not_in_torch: why torch cannot run it; empty (default) where it can.
-    reads_values: whether a step reads values on the host, which the meta device does not have; false by default.
+    depends_on_values: whether a step reads values on the host, which the meta device does not have; false by default.
     aliases: other names that `--optimizer` takes.
     note: on tensors that have different states; empty (default) where all are alike.
     has_momentum: whether `--momentum` switches its states on; false by default, and then its states are always there.
     state_format: the number format of its states where it has a format of its own; empty (default) where it has that
         of the tensors. state_format_note: why `--optimizer-dtype` does not apply.
-    takes_element_shards: whether it updates each element by itself, and so any shard of a tensor without the rest;
+    supports_element_shards: whether it updates each element by itself, and so any shard of a tensor without the rest;
         false by default.
-    takes_row_shards: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by
-        default as `takes_element_shards`.
-    takes_flat_shards: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them,
-        and takes no DTensor; false by default.
+    supports_row_shards: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by
+        default as `supports_element_shards`.
+    supports_flat_shards: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has
+        them, and takes no DTensor; false by default.
     separates_layer_matrices: whether it updates the matrices of layers apart from all other tensors; false by default.
     states_per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's
         matrix, and how many more any other element has; None (default) where estimates take the mean over all tensors.
@@ -88,15 +88,15 @@ class Optimizer:
         Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None
     ) = None
     reason_not_in_torch: str = ""
-    reads_values: bool = False
+    depends_on_values: bool = False
     aliases: tuple[str, ...] = ()
     note: str = ""
     has_momentum: bool = False
     state_format: str = ""
     state_format_note: str = ""
-    takes_element_shards: bool = False
-    takes_row_shards: bool = False
-    takes_flat_shards: bool = False
+    supports_element_shards: bool = False
+    supports_row_shards: bool = False
+    supports_flat_shards: bool = False
     separates_layer_matrices: bool = False
     states_per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None

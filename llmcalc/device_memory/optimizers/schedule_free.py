@@ -51,7 +51,7 @@ OPTIMIZERS = {
         state_bytes=partial(state_bytes, state_names),
         run_step=partial(step, state_names),
         reason_not_in_torch="schedulefree is not a part of torch",
-        takes_element_shards=True,
+        supports_element_shards=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))

@@ -52,6 +52,6 @@ OPTIMIZER = Optimizer(
     build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,
     state_format_note="without --momentum it keeps no state",
-    takes_element_shards=True,
+    supports_element_shards=True,
     witness=BY_TORCH,
 )

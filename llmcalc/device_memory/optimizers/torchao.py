@@ -68,7 +68,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         run_step=step,
         reason_not_in_torch="torchao is not a part of torch",
         aliases=aliases,
-        takes_row_shards=True,  # `_new_buffer` quantizes the states of the local tensor
+        supports_row_shards=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
         witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),

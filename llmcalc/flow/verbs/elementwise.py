@@ -135,8 +135,8 @@ class ElementwiseVerbs(Recorder):
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Records a concatenation of values along the axes or, with `rows`, along the rows."""
-        cache_name = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
-        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache_name))
+        cache_name = parts[0].cache_name if all(x.cache_name == parts[0].cache_name for x in parts) else ""
+        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache_name=cache_name))
 
     def resized(self, x: Value, output_rows: Rows) -> Value:
         """Records padding of x with zero rows, or the removal of rows at the ends."""
@@ -167,8 +167,8 @@ class ElementwiseVerbs(Recorder):
         """
         if are_equal(x.axes[0].size, heads.size):
             return x
-        output_value = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
-        output_value.unrepeated = x
+        output_value = Value(x.rows, (heads, *x.axes[1:]), cache_name=x.cache_name)
+        output_value.unrepeated_value = x
         return self.step("repeat", "", (x,), output_value, tiled=tiled)
 
     def added_sinusoids(self, output_rows: Rows, *axes: Axis | JoinedShapes) -> Value:

@@ -75,7 +75,7 @@ class MixingVerbs(Recorder):
         )
         output_value = Value(q.rows, (heads, *value_axes))
         step_inputs = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
-        kv_heads = (k if k.unrepeated is None else k.unrepeated).axes[0]
+        kv_heads = (k if k.unrepeated_value is None else k.unrepeated_value).axes[0]
         step_options = {
             "causal": causal,
             "cap": cap,
@@ -91,7 +91,7 @@ class MixingVerbs(Recorder):
             **key_limits,
         }
         step_options["masked"], step_options["narrowed"] = masked and key_rows is None, selection is not None
-        step_options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
+        step_options |= {"kv_heads": kv_heads, "cache": k.cache_name, "dropout": self.dropouts.get("attention", 0.0)}
         return self.step("attention", node_name, step_inputs, output_value, op=op, about=node_fields, **step_options)
 
     def scores(
@@ -191,5 +191,5 @@ class MixingVerbs(Recorder):
 def _view_of_keys(keys: Value) -> Value:
     """Returns a view of keys or values, so that a kernel may read a part of them."""
     output_value = keys.view(*keys.axes)
-    output_value.unrepeated = keys.unrepeated
+    output_value.unrepeated_value = keys.unrepeated_value
     return output_value

@@ -55,7 +55,7 @@ class WeightVerbs(Recorder):
         output_rows = x.rows if rows is None else rows
         is_tied = weight is not None and weight.is_counted
         if is_tied and weight is not None:
-            weight.tied = True
+            weight.is_tied = True
         op = ops.Linear(
             x.width,
             self.element_count(out),
@@ -179,7 +179,7 @@ class WeightVerbs(Recorder):
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         """Records another look-up in an existing table, of token ids by default."""
-        weight.tied = True
+        weight.is_tied = True
         return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)
 
     def norm(
@@ -200,7 +200,9 @@ class WeightVerbs(Recorder):
             as many as the spec says.
         """
         if spec.gate_rank is not None:
-            raise InputError(f"{node_name or self.here.name}.gate_rank: this norm takes no gate; expected none")
+            raise InputError(
+                f"{node_name or self.current_scope.name}.gate_rank: this norm takes no gate; expected none"
+            )
         if groups is None and spec.groups != 1:
             groups = self._norm_groups(node_name, x, spec.groups, normalized_axes)
         normalized_axes = x.axes if normalized_axes is None else normalized_axes
@@ -216,7 +218,9 @@ class WeightVerbs(Recorder):
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
         width = x.width if normalized_axes is None else self.element_count(normalized_axes)
         if isinstance(width, int) and width % groups:
-            raise InputError(f"{norm_name or self.here.name}.groups: {groups} does not divide the width {width}")
+            raise InputError(
+                f"{norm_name or self.current_scope.name}.groups: {groups} does not divide the width {width}"
+            )
         return Axis("norm_groups", groups)
 
     def normalized(

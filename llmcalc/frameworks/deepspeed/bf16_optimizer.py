@@ -35,7 +35,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             weight.storage = flat_weights
         cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
         with count_storages_as(self.meter, "optimizer"):
-            self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
+            self.updated_parameters = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
         del cloned_partition
         with count_storages_as(self.meter, "gradients"):
             self.flat_sums = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
@@ -57,5 +57,5 @@ class Bf16OptimizerRun(ReplicatedRun):
         """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""
         self.meter.place = AllocationPlace("step")
         assert self.flat_sums is not None
-        self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)
-        self.run_optimizer(self.trained)
+        self.updated_parameters[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)
+        self.run_optimizer(self.updated_parameters)

@@ -57,7 +57,7 @@ class GatheringProfile(EagerKernels):
         return [
             (parameter.path, parameter.full_param)
             for parameter in self.coordinator.parameters
-            if parameter.full_param.leaf
+            if parameter.full_param.is_leaf
         ]
 
     def unread_parameters(self, module_name: str, parameter_use: CountedOp) -> list[Tensor]:
@@ -101,7 +101,9 @@ class GatheringProfile(EagerKernels):
         input_tensor = None
         if self.adapters is not None and isinstance(operation.op, Linear):
             input_tensor = self._value_with_tensor(operation.input_values[0])
-        linear_input = self.values[id(input_tensor)] if input_tensor is not None and self.graph.enabled else None
+        linear_input = (
+            self.tensors_by_value[id(input_tensor)] if input_tensor is not None and self.graph.is_grad_enabled else None
+        )
         has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:
             super().run_step(operation)
@@ -114,7 +116,7 @@ class GatheringProfile(EagerKernels):
             if module == self.module_path():
                 self.of_frames[-1].append(module)
             elif has_frozen_input and not any(
-                parameter.full_param.leaf for parameter in self.coordinator.modules[module]
+                parameter.full_param.is_leaf for parameter in self.coordinator.modules[module]
             ):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
@@ -123,7 +125,7 @@ class GatheringProfile(EagerKernels):
     def _save_input(self, x: Tensor, product_output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
         bound_tensor = self._value_with_tensor(product_output)
-        autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
+        autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node
         if autograd_node is not None:
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
@@ -144,7 +146,7 @@ class GatheringProfile(EagerKernels):
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(module_output)
-        autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
+        autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node
         if autograd_node is not None:
             autograd_node.hooks.append(self.coordinator.before_backward(module_path))
         self.coordinator.release_module(module_path)

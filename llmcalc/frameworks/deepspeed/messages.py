@@ -40,7 +40,9 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     for weights in _group_by_module(replicated_weights.weights):
         bucket_elements = sum(weight.tensor.size for weight in weights)
         yield replica_group.message(
-            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.micro_batches * weights[0].count
+            "all_gather",
+            bucket_elements * element_bytes,
+            2 * replicated_weights.chunk.micro_batches * weights[0].module_count,
         )
 
 

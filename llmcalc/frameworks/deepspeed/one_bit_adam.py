@@ -25,7 +25,7 @@ class OneBitAdamRun(FlatCopyRun):
     def prepare_training(self) -> None:
         """Creates the flat float32 weights with Adam's states, and the compression errors."""
         super().prepare_training()
-        flat_elements = self.trained[0].tensor.shape[0]
+        flat_elements = self.updated_parameters[0].tensor.shape[0]
         error_sizes = [flat_elements, ceil_div(flat_elements, self.ranks)]
         if self.settings.optimizer.lower() == ZERO_ONE:
             error_sizes.append(flat_elements)

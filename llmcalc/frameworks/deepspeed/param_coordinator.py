@@ -86,7 +86,7 @@ class Parameter:
             template.shape,
             template.dtype,
             ParameterStorage(memory_meter, element_count * template.dtype.bytes),
-            is_leaf=template.leaf,
+            is_leaf=template.is_leaf,
         )
         self.persists: bool = False
         self.available: bool = False

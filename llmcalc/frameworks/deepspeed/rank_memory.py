@@ -15,7 +15,7 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import ReplayResult
-from ...simulator.simulated_work import EFFORT
+from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
@@ -135,9 +135,9 @@ def _replay_on_allocator(
     result_key = rank_key, cuda_runtime.has_expandable_segments
     if result_key in stored_runs:
         replay_result, host_memory, work_units = stored_runs[result_key]
-        EFFORT.units += work_units  # a search ends where it would with each rank replayed
+        SIMULATED_WORK.units += work_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
-    effort_before = EFFORT.units
+    effort_before = SIMULATED_WORK.units
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
@@ -145,7 +145,7 @@ def _replay_on_allocator(
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(cuda_runtime.has_expandable_segments)
-    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - effort_before
+    stored_runs[result_key] = replay_result, host_memory, SIMULATED_WORK.units - effort_before
     return replay_result, host_memory
 
 
@@ -181,7 +181,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     tensors_status = tensor_status(settings, training_config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_status),
-        host=host_memory,
+        host_terms=host_memory,
     )
 
 

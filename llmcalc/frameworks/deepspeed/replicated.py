@@ -30,9 +30,9 @@ class ReplicatedRun(ZeroRun):
         if self.dtype is FLOAT32:
             return
         gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
-        for trained_weight in self.trained:
+        for trained_weight in self.updated_parameters:
             trained_weight.gradient = empty(self.meter, trained_weight.tensor.shape, FLOAT32)
-        self.run_optimizer(self.trained)
+        self.run_optimizer(self.updated_parameters)
         del gradients
 
     def backward(self, loss: Tensor) -> None:
@@ -105,10 +105,10 @@ class FlatCopyRun(ReplicatedRun):
         with count_storages_as(self.meter, "optimizer"):
             float32_copy = empty(self.meter, (element_count,), FLOAT32)
         del cloned_weights
-        self.trained = [OptimizedParameter(float32_copy)]
+        self.updated_parameters = [OptimizedParameter(float32_copy)]
         with count_storages_as(self.meter, "gradients"):
-            self.trained[0].gradient = empty(self.meter, (element_count,), FLOAT32)
-        self.run_optimizer(self.trained)
+            self.updated_parameters[0].gradient = empty(self.meter, (element_count,), FLOAT32)
+        self.run_optimizer(self.updated_parameters)
 
     def update(self) -> None:
         """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
@@ -116,8 +116,8 @@ class FlatCopyRun(ReplicatedRun):
         self.check_overflow()
         with count_storages_as(self.meter, "gradients"):
             fp32_gradients = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
-            self.trained[0].gradient = empty(self.meter, self.trained[0].tensor.shape, FLOAT32)
+            self.updated_parameters[0].gradient = empty(self.meter, self.updated_parameters[0].tensor.shape, FLOAT32)
         del fp32_gradients
         for weight in self.parameters:
             weight.grad = None
-        self.run_optimizer(self.trained)
+        self.run_optimizer(self.updated_parameters)

@@ -88,7 +88,7 @@ class ZeroRun(TrainingRun):
 
     def run_micro_batches(self) -> None:
         """Runs the first micro-batch of a step and the last one, which represents all others."""
-        recorded_microbatches = min(self.training.microbatches, 2)
+        recorded_microbatches = min(self.training_config.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
                 self.next_batch()
@@ -102,11 +102,11 @@ class ZeroRun(TrainingRun):
             id(weight): weight
             for weight in (parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path)))
         }
-        return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
+        return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.is_leaf)]
 
     def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
         """Updates trained tensors and frees the gradients."""
-        self.training.step_optimizer(self.graph, trained_parameters)
+        self.training_config.step_optimizer(self.graph, trained_parameters)
         for trained_parameter in trained_parameters:
             trained_parameter.gradient = None
 
@@ -117,8 +117,10 @@ class ZeroRun(TrainingRun):
     def host_state_bytes(self, element_count: int) -> int:
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         master_tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
-        optimizer_record = optimizer(self.training.optimizer)
-        optimizer_states = optimizer_record.state([master_tensor], FLOAT32.name, self.training.has_momentum).states
+        optimizer_record = optimizer(self.training_config.optimizer)
+        optimizer_states = optimizer_record.state(
+            [master_tensor], FLOAT32.name, self.training_config.has_momentum
+        ).states
         return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager

@@ -57,8 +57,8 @@ class Stage3Run(ZeroRun):
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
         coordinator.mark_persistent()
-        trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
-        frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
+        trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.is_leaf]
+        frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.is_leaf]
         self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
         element_count = sum(parameter.shard_elements for parameter in trained_parameters)
@@ -70,7 +70,7 @@ class Stage3Run(ZeroRun):
                     for parameter in frozen_parameters
                 ]
                 self.rank_shards.append(Storage(memory_meter, element_count * element_bytes))  # lp_param_buffer
-        self.trained = []
+        self.updated_parameters = []
         if not self.has_offloaded_states:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
@@ -111,7 +111,7 @@ class Stage3Run(ZeroRun):
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
-                parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
+                parameter for parameter in self.coordinator.parameters if not parameter.full_param.is_leaf
             ]
             shard_bytes = [
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
@@ -127,7 +127,7 @@ class Stage3Run(ZeroRun):
             element_count = sum(parameter.shard_elements for parameter in parameter_group)
             fp32_copy = Storage(memory_meter, element_count * FLOAT32.bytes)
             with count_storages_as(memory_meter, "optimizer"):
-                self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
+                self.updated_parameters.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
         largest_group_elements = max(
             sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups
@@ -186,7 +186,7 @@ class Stage3Run(ZeroRun):
         if all(
             sibling_parameter.full_param.grad is not None
             or sibling_parameter in self.bucket
-            or not sibling_parameter.full_param.leaf
+            or not sibling_parameter.full_param.is_leaf
             for sibling_parameter in module_parameters
         ):
             self.coordinator.after_backward(parameter.module)
@@ -274,7 +274,7 @@ class Stage3Run(ZeroRun):
             for parameter in sub_group:
                 float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del float64_copy
-        for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
+        for sub_group, fp32_partition in zip(self.groups, self.updated_parameters, strict=True):
             with count_storages_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)
             self.run_optimizer([fp32_partition])

@@ -121,12 +121,12 @@ class PartitionedRun(ZeroRun):
             del cloned_partition
             with count_storages_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * element_bytes)
-            self.trained = []
+            self.updated_parameters = []
             return
         with count_storages_as(self.meter, "optimizer"):
             fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
         del cloned_partition
-        self.trained = [OptimizedParameter(fp32_partition)]
+        self.updated_parameters = [OptimizedParameter(fp32_partition)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
 
@@ -150,7 +150,7 @@ class PartitionedRun(ZeroRun):
             partition_elements * element_bytes,
             self.largest_parameter * element_bytes,
         ]  # param_buffer_of_bit16, temp_grad_buffer
-        if self.training.microbatches > 1:
+        if self.training_config.microbatches > 1:
             buffer_sizes += [weight_elements(weight) * element_bytes for weight in self.rank_parameters]
         return (
             MemoryTerm(
@@ -437,7 +437,7 @@ class PartitionedRun(ZeroRun):
         if self.has_offloaded_states:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
-        (trained_partition,) = self.trained
+        (trained_partition,) = self.updated_parameters
         if self.settings.compute_grad_norm:
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
                 float64_copy = Storage(self.meter, rank_piece.element_count * DOUBLE)

@@ -173,7 +173,7 @@ class EngineRank:
         """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
         if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
-        quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        quantization_config, stored_bits = self.preset.storage_table, DTYPE_BITS.get(self.preset.dtype, 16)
         if quantization_config is None:
             has_mxfp4_experts = stored_bits == 4 and self.preset.config is None
         else:
@@ -437,7 +437,7 @@ class EngineRank:
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
-            if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
+            if tree_node.optional_part or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layer_count += int(tree_node.copies) if tree_node.node.name != "gate_proj" else 0

@@ -196,7 +196,7 @@ class EngineServer:
         cache_format = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
         if cache_format not in AUTO_WORDS:
             return 1 if cache_format.startswith("fp8") else 2
-        stored_scheme = self.preset.stored_as
+        stored_scheme = self.preset.storage_table
         is_fp8 = stored_scheme is not None and (
             stored_scheme.get("kv_cache_scheme") or stored_scheme.get("kv_cache_quant_algo")
         )

@@ -18,7 +18,7 @@ from ...flow.program import ModuleScope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
-from ...simulator.lowering import ENTRY, ModuleFrame, Path
+from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, Path
 from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
@@ -182,7 +182,7 @@ class FsdpProfile(RingAttentionKernels):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """The path and the shard of every trained parameter."""
-        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
+        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
@@ -241,10 +241,10 @@ class FsdpProfile(RingAttentionKernels):
             return super().run(program)
         root_group = self.groups.get(MODEL)
         if root_group is not None:
-            stage_input = self.inputs.get(ENTRY) if program.entry is not None else None
+            stage_input = self.inputs.get(STAGE_INPUT_KEY) if program.stage_input is not None else None
             cast_stage_input = root_group.pre_forward(stage_input)
             if cast_stage_input is not None:
-                self.inputs[ENTRY] = cast_stage_input
+                self.inputs[STAGE_INPUT_KEY] = cast_stage_input
             del stage_input, cast_stage_input
         model_output = super().run(program)
         if root_group is not None:
@@ -270,13 +270,13 @@ class FsdpProfile(RingAttentionKernels):
         if self.traffic is None or not is_in_head:
             super().run_module(module_call)
             return
-        assert module_scope.argument is not None
+        assert module_scope.module_argument is not None
         assert module_scope.output is not None
         head_group = self.groups[HEAD]
         if module_scope.name == self.in_head[0]:
-            cast_input = head_group.pre_forward(self.tensor_of(module_scope.argument))
+            cast_input = head_group.pre_forward(self.tensor_of(module_scope.module_argument))
             assert cast_input is not None
-            self.values[id(module_scope.argument)] = cast_input
+            self.tensors_by_value[id(module_scope.module_argument)] = cast_input
         super().run_module(module_call)
         if module_scope.name == self.in_head[-1]:
             head_group.post_forward([self.tensor_of(module_scope.output)])
@@ -326,7 +326,7 @@ class FsdpProfile(RingAttentionKernels):
         if self.has_row_exchange:
             expert_rows = operation.input_values[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
-            self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
+            self.tensors_by_value[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
         super().do_combine(operation)
 
     @property

@@ -40,7 +40,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         layers = tuple(layer_indices or ())
         previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
         sizes_by_group[stack_name, *layers] = (
-            previous_elements + padded_elements * (weight.count // len(layers)),
+            previous_elements + padded_elements * (weight.module_count // len(layers)),
             len(layers),
         )
     pass_count = replicated_weights.chunk.micro_batches if layout.pp == 1 else 1

@@ -151,7 +151,7 @@ class Parameter:
         self.path: Path = parameter_path
         self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
         self.width: int = element_bytes
-        dtype = fsdp_sharding.dtype if template.leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
+        dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
         gathered_dtype = fsdp_sharding.gathered_dtype
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
             dtype = gathered_dtype = UINT8
@@ -160,13 +160,13 @@ class Parameter:
                 memory_meter, 0 if fsdp_sharding.offloads_to_host else self.shard_elements * dtype.bytes
             )
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
-        self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.leaf)
+        self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.is_leaf)
         self.accumulated_grad: Tensor | None = None
         if not fsdp_sharding.is_wrapped:
             self.unsharded_param: Tensor = self.shard
             return
         storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shard_count * element_bytes)
-        self.unsharded_param = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.leaf)
+        self.unsharded_param = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.is_leaf)
 
     @property
     def is_cast(self) -> bool:
@@ -282,7 +282,7 @@ class ParamGroup:
     def step_collectives(self, microbatches: int, reduction_count: int) -> Iterator[Collective]:
         """Yields the group's collectives in a step. reduction_count: backward passes that reduce gradients."""
         sharding = self.sharding
-        trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
+        trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.is_leaf)
         gathered_bytes = self.gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shard_count > 1:
@@ -306,7 +306,7 @@ class ParamGroup:
             )
         gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
-            if parameter.has_partial_gradient and parameter.shard.leaf:
+            if parameter.has_partial_gradient and parameter.shard.is_leaf:
                 yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduction_count)
 
     # --- gathering --------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class ParamGroup:
         with self.traffic.watch_hook(self, "pre-forward"):
             self.state = "pre-forward"
             autograd_graph = self.traffic.graph
-            if activation is not None and activation.dtype.floating:
+            if activation is not None and activation.dtype.is_floating_point:
                 activation = Aten(autograd_graph).to(activation, self.traffic.sharding.gathered_dtype)
             self.unshard(is_forward=True)
             self.wait_for_unshard(is_forward=True)

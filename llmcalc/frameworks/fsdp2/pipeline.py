@@ -23,7 +23,7 @@ from ...parallel.schedules import PassAction, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import layer_stacks
-from ...simulator.lowering import ENTRY
+from ...simulator.lowering import STAGE_INPUT_KEY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis
@@ -129,9 +129,9 @@ class ShardedChunk(ModelChunk):
             self.meter.place = AllocationPlace("forward")
             stage_inputs = self.lowering.create_stage_input(self.program)
             if stage_inputs is not None:
-                self.lowering.inputs[ENTRY] = stage_inputs
+                self.lowering.inputs[STAGE_INPUT_KEY] = stage_inputs
             self.run_layers()
-            self.lowering.inputs.pop(ENTRY, None)
+            self.lowering.inputs.pop(STAGE_INPUT_KEY, None)
 
     def clear_runtime_states(self) -> None:
         """Frees outputs and gradients of the previous pass through the schedule."""
@@ -158,7 +158,7 @@ class ShardedChunk(ModelChunk):
         if self.output_chunks and self.stage.has_head:
             output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = AllocationPlace("backward")
-            empty(self.meter, (self.training.microbatches * output_shape[0], *output_shape[1:]), dtype)
+            empty(self.meter, (self.training_config.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""

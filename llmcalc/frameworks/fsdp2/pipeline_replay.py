@@ -133,8 +133,8 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
     ) -> Tensor:
         """Replays a forward pass and assigns storages to gathered parameters."""
         pass_trace, first_storage = self._play_pass(chunk_index, pass_case, pass_id)
-        if stage_input is not None and pass_trace.input_kind is not None:
-            stage_input.storage.block.kind = pass_trace.input_kind
+        if stage_input is not None and pass_trace.kind_of_input_after_pass is not None:
+            stage_input.storage.block.kind = pass_trace.kind_of_input_after_pass
         (_, stage_output), *gathered_outputs = pass_trace.outputs
         for i, gathered_output in gathered_outputs:
             storage = self.parameters[chunk_index][i - 1].unsharded_param.storage
@@ -286,7 +286,7 @@ def _record_traces(
     for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
         replayed_rank = ReplayedRank(sharded_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks_by_chunk, strict=True):
-            model_chunk.lowering.run_only = {
+            model_chunk.lowering.run_repeats_by_stack = {
                 i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
             }
         recorded_passes = _record_passes(replayed_rank, recorder, group_size)

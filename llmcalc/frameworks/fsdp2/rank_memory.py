@@ -33,7 +33,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError
-from ...simulator.simulated_work import EFFORT
+from ...simulator.simulated_work import SIMULATED_WORK
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import LayerKey
@@ -130,7 +130,11 @@ def fsdp_memory(
     device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
         cuda_runtime.context_bytes, (), tensors_term
     )
-    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else device_memory
+    return (
+        replace(device_memory, host_terms=host_terms(sharded_setup))
+        if fsdp_settings.offloads_to_host
+        else device_memory
+    )
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -166,7 +170,7 @@ def counted_rank(
             )
             equal_rank = next(same_event_ranks, new_counted_rank)
         else:
-            EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
+            SIMULATED_WORK.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
         counted_ranks[rank] = equal_rank
     return counted_ranks[rank].counted_run
 
@@ -195,7 +199,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     rank = sharded_setup.rank
     fsdp_settings = sharded_setup.fsdp_settings
     rank_sharding = sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings)
-    effort_before = EFFORT.units
+    effort_before = SIMULATED_WORK.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(
@@ -228,7 +232,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
         recorded_run.depends_on_shard for recorded_run in counted_run.recordings
     )
     cp_rank = layout.coordinates(rank).cp if is_equal_in_ring else None
-    return CountedRank(counted_run, counted_run.recordings, cp_rank, EFFORT.units - effort_before)
+    return CountedRank(counted_run, counted_run.recordings, cp_rank, SIMULATED_WORK.units - effort_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
@@ -241,7 +245,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
-            if not parameter.shard.leaf:
+            if not parameter.shard.is_leaf:
                 continue
             gradient_bytes += represented_layers * shard_bytes
             shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
@@ -417,7 +421,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     layers_per_stack = {
         i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
-        if layer_stack.repeats > RECORDED_REPEATS
+        if layer_stack.repeat_count > RECORDED_REPEATS
     }
     rank_sharding = sharding_of_rank(training_config, layout, rank, sharded_setup.fsdp_settings)
     training_run = FsdpRun(
@@ -443,6 +447,6 @@ def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) ->
             <= layer.layer_index
             < layer_stack.layers_before + 2 * layer_stack.layer_period
         )
-        if layer.path == layer_stack.path and is_in_loop and layer_stack.repeats > RECORDED_REPEATS:
-            return 1 + layer_stack.repeats - RECORDED_REPEATS
+        if layer.path == layer_stack.path and is_in_loop and layer_stack.repeat_count > RECORDED_REPEATS:
+            return 1 + layer_stack.repeat_count - RECORDED_REPEATS
     return 1

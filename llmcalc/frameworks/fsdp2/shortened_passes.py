@@ -19,7 +19,7 @@ from .pipeline import ShardedChunk
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
     """Returns a chunk's only layer stack if the stack has more repeats than are recorded; otherwise no stack."""
     first_layer_index = model_chunk.lowering.first_layer_index
-    return long_stacks(model_chunk.program.root, model_chunk.training.layer_period, first_layer_index)
+    return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
 
 
 class ShortenedStagePasses(ShortenedPasses):
@@ -64,8 +64,8 @@ class ShortenedStagePasses(ShortenedPasses):
             layer = full_chunk.lowering.parameter_layer(parameter_path)
             for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == layer.path):
                 repeat_number = (layer.layer_index - layer_stack.layers_before) // layer_stack.layer_period
-                inner_repeat = repeat_number - 1 if 0 < repeat_number < layer_stack.repeats - 1 else None
-                skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeats - RECORDED_REPEATS)
+                inner_repeat = repeat_number - 1 if 0 < repeat_number < layer_stack.repeat_count - 1 else None
+                skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeat_count - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
                 index_position = parameter_path.index(layer.layer_index, 1)
@@ -120,6 +120,6 @@ class ShortenedStagePasses(ShortenedPasses):
         """
         if inner_repeat is None:
             return self.storage_in_full_pass(storage_number)
-        if storage_number not in self.repeated.starts:
+        if storage_number not in self.repeated_events.first_storage_numbers:
             raise NotRepeatingError
-        return self.repeated.starts[storage_number] + inner_repeat
+        return self.repeated_events.first_storage_numbers[storage_number] + inner_repeat

@@ -182,9 +182,9 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return (
-            optimizer_record.takes_element_shards
-            or (optimizer_record.takes_row_shards and fsdp_version != 1)
-            or (optimizer_record.takes_flat_shards and fsdp_version != 2)
+            optimizer_record.supports_element_shards
+            or (optimizer_record.supports_row_shards and fsdp_version != 1)
+            or (optimizer_record.supports_flat_shards and fsdp_version != 2)
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
@@ -356,7 +356,7 @@ class FsdpRun(TrainingRun):
     def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
         reduces_each_micro_batch = self.fsdp.reduces_each_microbatch
-        microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
+        microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
             if i:
                 self.next_batch()

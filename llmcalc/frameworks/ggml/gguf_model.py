@@ -387,7 +387,7 @@ MAX_SHARED_MODELS = 16
 def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
     """Yields the nodes of the model's tree that are groups of equal decoder layers."""
     for child_position in tree_node.children():
-        if child_position.optional:
+        if child_position.optional_part:
             continue
         if child_position.kind == "layer" and child_position.node.indices is not None:
             yield child_position
@@ -408,7 +408,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
-            absorbed_op = tree_node.node.forms.get("absorbed")
+            absorbed_op = tree_node.node.ops_by_form.get("absorbed")
             if isinstance(absorbed_op, AttentionCore):
                 latent_rank = int(absorbed_op.v_dim)
                 rope_dim = int(absorbed_op.qk_dim) - latent_rank
@@ -416,7 +416,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )
         elif isinstance(layer_op, State):
-            layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
+            layer_shape.state_elements += 0 if layer_op.cache_kind == "conv_state" else int(layer_op.size)
         elif isinstance(layer_op, Conv1d):
             layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
             conv_width, kernel_size = int(layer_op.n_out), int(layer_op.kernel)
@@ -463,14 +463,14 @@ def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> No
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
         )
-    elif cache.kind == INDEXER:
+    elif cache.cache_kind == INDEXER:
         layer_shape.index_width = int(cache.width)
     else:
         vector_widths = [int(heads) * int(head_size) for heads, head_size in cache.vectors]
         layer_shape.key_width = vector_widths[0] if len(vector_widths) > 1 else int(cache.width)
         layer_shape.value_width = sum(vector_widths[1:])
-        if cache.limit is not None and layer_shape.window is None:
-            layer_shape.window = int(cache.limit)
+        if cache.token_limit is not None and layer_shape.window is None:
+            layer_shape.window = int(cache.token_limit)
 
 
 def _gguf_name(weight: WeightTensor) -> str:

@@ -10,7 +10,7 @@ from ...parallel.layout import Layout, Stage
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
 from ...simulator.module_visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
-from ...simulator.simulated_work import EFFORT
+from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
@@ -80,7 +80,7 @@ class StageRun:
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()
         rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
-        self._set_up_bytes = self.meter.now
+        self._set_up_bytes = self.meter.live_bytes
         self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
         if any(step.verb == "experts" for step in stage_chunk.program.root.steps()):
@@ -102,18 +102,20 @@ class StageRun:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
         self.layers.set_repeats(layer_repeats)
-        start_bytes = memory_meter.now
+        start_bytes = memory_meter.live_bytes
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
-        saved_bytes, forward_visits = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
+        saved_bytes, forward_visits = memory_meter.live_bytes - start_bytes, memory_meter.pass_visits(start_bytes)
         memory_meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
         backward_visits = memory_meter.pass_visits(start_bytes)
         del chunk_input, forward_output
-        remaining_bytes = memory_meter.now - self._set_up_bytes + self.buffer_meter.now
+        remaining_bytes = memory_meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
         pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
         self._latest = (
-            (saved_bytes, remaining_bytes, forward_visits, backward_visits) if memory_meter.now == start_bytes else None
+            (saved_bytes, remaining_bytes, forward_visits, backward_visits)
+            if memory_meter.live_bytes == start_bytes
+            else None
         )
         return pass_bytes
 
@@ -138,7 +140,7 @@ class StageRun:
             first_pass, dispatcher_bytes = shorter_first_pass
             work_units += first_pass.work_units
             remaining_bytes -= dispatcher_bytes
-        EFFORT.units += work_units
+        SIMULATED_WORK.units += work_units
         return _micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits, remaining_bytes)
 
 

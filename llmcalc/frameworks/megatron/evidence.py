@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakSet
 
-from ...components.evidence import evidence_of_parts, nested_parts
+from ...components.evidence import evidence_of_parts, nested_components
 from ...components.norm import Norm
 from ...errors import InputError
 from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
@@ -75,7 +75,7 @@ def check_components(spec: ModelSpec) -> None:
             )
     if any(
         isinstance(component_node, Norm) and component_node.gate_rank is not None
-        for component_node in nested_parts(spec, frozenset({MTP.name}))
+        for component_node in nested_components(spec, frozenset({MTP.name}))
     ):
         raise InputError(
             "norms with a gate (gate_rank) are not modelled with --framework megatron; expected --framework fsdp2 or "

@@ -181,7 +181,7 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
     Ranks with equal keys have equal allocations outside of the passes: between them, and in the optimizer's step.
     """
     memory_meter.end_event_list()
-    ((step_events, _),) = memory_meter.pieces
+    ((step_events, _),) = memory_meter.step_lists
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
     return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
 
@@ -195,7 +195,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     memory_meter.place = AllocationPlace("after")
     memory_meter.end_event_list()
     is_expandable = uses_expandable_segments(rank_run.settings)
-    device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
+    device = play_step_lists(memory_meter.step_lists, memory_meter.storage_count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
     replay_result.peaks = {path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in PHASES}
     replay_result.rounding_bytes = device.peak_allocated - replay_result.peak[1].bytes
@@ -226,7 +226,7 @@ def rank_memory(
     )
     return replace(
         rank_memory_use,
-        host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
+        host_terms=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors_term,
             MemoryTerm(

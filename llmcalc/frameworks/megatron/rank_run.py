@@ -129,7 +129,7 @@ class ForwardOutput:
         self.chunk: ModelChunk = model_chunk
         self.data: Tensor | None = output_tensor
         self.end: Tensor = Tensor(output_tensor.shape, output_tensor.dtype, Storage(NoMeter(), 0))
-        self.end.node, self.end.output = output_tensor.node, output_tensor.output
+        self.end.node, self.end.output_index = output_tensor.node, output_tensor.output_index
         self.input: Tensor | None = chunk_input
 
     def free(self) -> None:
@@ -205,7 +205,7 @@ class RankRun:
     def _create_chunk(self, stage: Stage | None, rank: int) -> ModelChunk:
         """Creates the chunk of layers of a pipeline stage."""
         rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
-        rank_lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
+        rank_lowering.included_parts = frozenset({MTP.name} if self.settings.mtp_layers else ())
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
         recorded_stage = None if stage is None else representative_stage(self.spec, stage)
         return ModelChunk(
@@ -299,7 +299,7 @@ class RankRun:
         zero_storages = [self.storage(4 * element_count, "temporary") for element_count in self.updated_sizes]
         self._make_optimizer_states()
         del zero_storages
-        self.graph.on_leaf_gradient = self._accumulate_in_bucket
+        self.graph.leaf_gradient_hook = self._accumulate_in_bucket
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:

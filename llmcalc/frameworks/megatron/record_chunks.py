@@ -17,14 +17,14 @@ from typing import TypeAlias
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow, stage_program_key
-from ...simulator.event_log import TAKEN, EventRecorder
+from ...simulator.event_log import WORKSPACE_EVENT, EventRecorder
 from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS, shortened_layers
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
-from ...simulator.simulated_work import EFFORT
+from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.strides import Shape
 from ...simulator.tensor import empty
 from .kernels import GATHER_BUFFER, Parameter
@@ -185,7 +185,7 @@ def _recorded_chunk(
     model_chunk = rank_run.chunks[chunk_number]
     layers_before = model_chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspace_bytes = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
-    chunk_settings = rank_run.rank_choices, rank_run.run_config, model_chunk.lowering.include
+    chunk_settings = rank_run.rank_choices, rank_run.run_config, model_chunk.lowering.included_parts
     chunk_key = (
         id(model_chunk.program),
         chunk_settings,
@@ -212,7 +212,7 @@ def _recorded_chunk(
                     shortened_chunk, recorded_stack = _shortened_chunk(
                         (program_key, cache_key[0], *chunk_key[1:]), rank_run.spec, layer_stack, record_chunk
                     )
-                    full_stack = replace(recorded_stack, repeats=layer_stack.repeats)
+                    full_stack = replace(recorded_stack, repeat_count=layer_stack.repeat_count)
                     _chunks[cache_key] = _chunk_with_all_layers(shortened_chunk, model_chunk.program, full_stack)
                 break
             except NotRepeatingError:
@@ -226,7 +226,7 @@ def _recorded_chunk(
         cache_key[0],
         *chunk_key[1:],
     )
-    EFFORT.use_recording(hash(counted_key), _chunks[cache_key].recording_units)
+    SIMULATED_WORK.use_recording(hash(counted_key), _chunks[cache_key].recording_units)
     return _chunks[cache_key]
 
 
@@ -264,7 +264,7 @@ def _shortened_program_key(rank_run: RankRun, model_chunk: ModelChunk, layer_sta
     layers_before = layer_stack.layers_before - model_chunk.lowering.first_layer_index
     return (
         id(rank_run.spec),
-        replace(layer_stack, layers_before=layers_before, repeats=RECORDED_REPEATS),
+        replace(layer_stack, layers_before=layers_before, repeat_count=RECORDED_REPEATS),
         tuple(shortened_layers(list(layer_names), recorded_repeats)),
         stage.has_embedding,
         stage.has_head,
@@ -285,12 +285,12 @@ def _record_chunk(
     layer_stack: the stack of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk; None for all
         layers.
     """
-    model_chunk, effort_before = rank_run.chunks[chunk_number], EFFORT.units
+    model_chunk, effort_before = rank_run.chunks[chunk_number], SIMULATED_WORK.units
     rank_run.chunks, model_chunk.chunk_index = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
-    model_chunk.lowering.run_only = (
+    model_chunk.lowering.run_repeats_by_stack = (
         {} if layer_stack is None else {0: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)}
     )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
@@ -303,7 +303,7 @@ def _record_chunk(
         recorded_passes,
         {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()},
         {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_blocks.items()},
-        EFFORT.subtract_work_since(effort_before),
+        SIMULATED_WORK.subtract_work_since(effort_before),
     )
 
 
@@ -342,7 +342,7 @@ def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: Lay
         if 0 <= repeat_number < RECORDED_REPEATS:
             recorded_repeats[repeat_number].append(parameter)
         elif repeat_number >= RECORDED_REPEATS:
-            skipped_layers = (layer_stack.repeats - RECORDED_REPEATS) * layers_per_repeat
+            skipped_layers = (layer_stack.repeat_count - RECORDED_REPEATS) * layers_per_repeat
             parameters_after.append(_parameter_of_later_layer(parameter, layer_stack, skipped_layers))
         elif any(recorded_repeats):
             parameters_after.append(parameter)
@@ -354,7 +354,7 @@ def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: Lay
             _parameter_of_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat)
             for parameter in first_repeat
         ]
-        for repeat_number in range(layer_stack.repeats)
+        for repeat_number in range(layer_stack.repeat_count)
     ]
     for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
         if [_parameter_description(parameter) for parameter in recorded_repeat] != list(
@@ -377,14 +377,14 @@ def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, add
     path = list(parameter.path)
     path[layer_index_position] += added_layers
     return parameter._replace(
-        path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.leaf)
+        path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.is_leaf)
     )
 
 
 def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
     """Returns everything that is known of a parameter, with its tensor's shape and format."""
     tensor = parameter.tensor
-    return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.leaf
+    return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.is_leaf
 
 
 def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
@@ -397,7 +397,9 @@ def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collectio
         for event in memory_events[recorded_pass.first_event_index : recorded_pass.end_event_index]
     )
     return {
-        storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
+        storage_id
+        for storage_id, storage_bytes, _ in forward_events
+        if storage_bytes > 0 or storage_bytes == WORKSPACE_EVENT
     }
 
 

@@ -69,7 +69,7 @@ def adapter_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], element_byt
     total_width = 0
     for tree_node in engine_rank.model.tree().walk():
         layer_op = tree_node.node.op
-        if tree_node.optional or tree_node.node.name not in adapted_names:
+        if tree_node.optional_part or tree_node.node.name not in adapted_names:
             continue
         if isinstance(layer_op, ExpertLinear):
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "

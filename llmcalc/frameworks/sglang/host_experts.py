@@ -54,7 +54,7 @@ def _expert_layers(engine_rank: EngineRank) -> Iterator[tuple[int, int]]:
     """Yields (experts per layer, number of layers) for each group of equal layers."""
     for tree_node in engine_rank.model.tree().walk():
         node_op = tree_node.node.op
-        if isinstance(node_op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
+        if isinstance(node_op, ExpertLinear) and not tree_node.optional_part and tree_node.node.name == "down_proj":
             yield int(node_op.num_experts), int(tree_node.copies)
 
 

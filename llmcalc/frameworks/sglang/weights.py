@@ -29,7 +29,8 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
     expert_elements = sum(
         int(tensor.size) * int(position.copies)
         for position in engine_rank.model.tree().walk()
-        if isinstance(position.node.op, ExpertLinear) and (not position.optional or position.optional in included_parts)
+        if isinstance(position.node.op, ExpertLinear)
+        and (not position.optional_part or position.optional_part in included_parts)
         for tensor in position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES

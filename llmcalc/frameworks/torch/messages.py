@@ -15,7 +15,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     sizes_of_gradients = (
         weight.tensor.size * replicated_weights.element_bytes
         for weight in reversed(replicated_weights.weights)
-        for _ in range(weight.count)
+        for _ in range(weight.module_count)
     )
     for bucket_bytes in bucket_sizes(sizes_of_gradients):
         yield replicated_weights.replica_group.message("all_reduce", bucket_bytes, 1)

@@ -15,7 +15,7 @@ from ...simulator.meter import Meter
 from ...simulator.module_visits import PassVisits, VisitMeter, passes_without_repeat
 from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.profiles.dtensor import DTensorKernels
-from ...simulator.simulated_work import EFFORT
+from ...simulator.simulated_work import SIMULATED_WORK
 from ..peak_estimate import BytesPerParameter, MeasurePasses, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from ..transient_bytes import TransientBytesOfRank
@@ -71,11 +71,11 @@ class StageRun:
         self.meter = VisitMeter()
         self.chunk = RingChunk(rank_setup, stage, self.meter)
         if self.chunk.lowering.ring is not None:
-            self.chunk.lowering.ring = replace(self.chunk.lowering.ring, peaks_only=True)
+            self.chunk.lowering.ring = replace(self.chunk.lowering.ring, runs_only_peak_rounds=True)
         self.layers: StageLayers = StageLayers(self.chunk.program, self.chunk.lowering)
         self.layers.set_repeats(first_repeats)
         self.chunk.set_up()
-        set_up_bytes = self.meter.now
+        set_up_bytes = self.meter.live_bytes
         self._run_micro_batch()
         gradients = [
             (path, weight.grad, weight) for path, weight in self.chunk.lowering.parameters if weight.grad is not None
@@ -87,7 +87,7 @@ class StageRun:
             if gradient.bytes != weight.bytes
         ]
         # tables, and tensors that live until the next micro-batch
-        remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
+        remaining_bytes = self.meter.live_bytes - set_up_bytes - gradient_bytes
         self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
         self._constant_bytes = remaining_bytes + sum(excess_bytes for _, excess_bytes in whole_gradients)
         self._has_whole_gradients = bool(whole_gradients)
@@ -96,10 +96,10 @@ class StageRun:
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
         """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
-        start_bytes = self.meter.now
+        start_bytes = self.meter.live_bytes
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()
-        saved_bytes, forward_visits = self.meter.now - start_bytes, self.meter.pass_visits(start_bytes)
+        saved_bytes, forward_visits = self.meter.live_bytes - start_bytes, self.meter.pass_visits(start_bytes)
         self.meter.restart()
         self.chunk.backward_micro_batch(in_flight)
         return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
@@ -107,9 +107,9 @@ class StageRun:
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
         self.layers.set_repeats(layer_repeats)
-        start_bytes = self.meter.now
+        start_bytes = self.meter.live_bytes
         measured_passes = self._run_micro_batch()
-        self._latest = measured_passes if self.meter.now == start_bytes else None
+        self._latest = measured_passes if self.meter.live_bytes == start_bytes else None
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
@@ -127,7 +127,7 @@ class StageRun:
         if shorter_passes is None:
             return None
         forward_visits, backward_visits, repeat_bytes = shorter_passes
-        EFFORT.units += 2 * (forward_visits.work_units + backward_visits.work_units) + (
+        SIMULATED_WORK.units += 2 * (forward_visits.work_units + backward_visits.work_units) + (
             work_units if self._has_whole_gradients else 0
         )
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits)

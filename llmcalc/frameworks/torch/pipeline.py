@@ -25,7 +25,7 @@ from ...simulator.autograd import backward, record
 from ...simulator.event_log import Event, EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.lowering import ENTRY
+from ...simulator.lowering import STAGE_INPUT_KEY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
@@ -144,14 +144,14 @@ class ModelChunk(TrainingRun):
         if self.step_tokens is None:
             super()._allocate_batch()
             return
-        training_config, program_inputs = self.training, self.lowering.inputs
+        training_config, program_inputs = self.training_config, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
         self.lowering.create_input_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(program_inputs[TOKENS])
 
     def _initialize_stage(self) -> None:
         """Allocates the receive buffers of every micro-batch, before the first step."""
-        for _ in range(self.training.microbatches):
+        for _ in range(self.training_config.microbatches):
             receive_buffer = self.lowering.create_stage_input(self.program)
             if receive_buffer is not None:
                 self.received.append(receive_buffer)
@@ -166,7 +166,7 @@ class ModelChunk(TrainingRun):
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
         if self.received:
-            self.lowering.inputs[ENTRY] = self.received[i]
+            self.lowering.inputs[STAGE_INPUT_KEY] = self.received[i]
         output_tensor = self._run_forward(self.received[i] if self.received else None, self.run_layers)
         self.flights[i] = output_tensor
         return output_tensor
@@ -253,7 +253,7 @@ class RankRun:
         rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace_bytes
+            model_chunk.number, model_chunk.workspace_bytes = chunk_index, rank_setup.workspace_bytes
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).actions_by_rank[
@@ -386,11 +386,13 @@ class RankRun:
     def update(self) -> None:
         """Runs one optimizer step over the parameters of all chunks."""
         first_chunk = self.chunks[0]
-        chunk_parameters = first_chunk.trained, first_chunk.parameters
-        first_chunk.trained = [parameter for model_chunk in self.chunks for parameter in model_chunk.trained]
+        chunk_parameters = first_chunk.updated_parameters, first_chunk.parameters
+        first_chunk.updated_parameters = [
+            parameter for model_chunk in self.chunks for parameter in model_chunk.updated_parameters
+        ]
         first_chunk.parameters = [weight for model_chunk in self.chunks for weight in model_chunk.parameters]
         first_chunk.update()
-        first_chunk.trained, first_chunk.parameters = chunk_parameters
+        first_chunk.updated_parameters, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
         """Frees the gradients or sets them to zero."""
@@ -410,12 +412,12 @@ def shorten_layers(
     for model_chunk in model_chunks:
         lowering = model_chunk.lowering
         chunk_stacks = program_stacks(model_chunk.program.root, layer_period, lowering.first_layer_index)
-        lowering.run_only = {
+        lowering.run_repeats_by_stack = {
             i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
             for i, layer_stack in enumerate(chunk_stacks)
-            if shortens_stacks and layer_stack.repeats > RECORDED_REPEATS
+            if shortens_stacks and layer_stack.repeat_count > RECORDED_REPEATS
         }
-        shortened_stacks += [len(stacks) + i for i in lowering.run_only]
+        shortened_stacks += [len(stacks) + i for i in lowering.run_repeats_by_stack]
         stacks += chunk_stacks
     return stacks, shortened_stacks
 

@@ -180,7 +180,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
             if nbytes >= 0 and allocated_storage in full_run_gradient_bytes
         ]
         return [
-            (repeated_events.count + i, bucket_bytes, "communication")
+            (repeated_events.storage_count + i, bucket_bytes, "communication")
             for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_gradient_bytes)))
         ]
 

@@ -58,7 +58,7 @@ def _adapter_widths(engine_rank: EngineRank, version_numbers: tuple[int, ...]) -
     vocab_size = engine_rank.vocab_size
     for tree_node in engine_rank.model.tree().walk():
         layer_op = tree_node.node.op
-        if tree_node.optional:
+        if tree_node.optional_part:
             continue
         if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(layer_op, Embedding | Linear) and vocab_size <= LARGEST_VOCABULARY:

@@ -54,7 +54,7 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if server.utilization < HIGHEST_UTILIZATION:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
-    if server.rank_of_stage(0).scheme is None and server.preset.stored_as is None:
+    if server.rank_of_stage(0).scheme is None and server.preset.storage_table is None:
         yield "--quantization fp8", {"quantization": "fp8"}
 
 

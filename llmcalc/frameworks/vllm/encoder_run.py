@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...components.inputs.base import EncodedInput, ImageRule
+from ...components.inputs.base import ImageRule, InputSizes
 from ...components.inputs.smart_resize import SmartResize
 from ...components.inputs.token_budget import TokenBudget
 from ...components.towers.vision import VisionTower
@@ -207,7 +207,7 @@ def encoder_run(
 
 def _processed_images(
     image_resizing: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
-) -> list[EncodedInput]:
+) -> list[InputSizes]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for image_height, image_width in image_sizes:

@@ -71,7 +71,9 @@ def _is_second_runner_default(
     if runner_rules.models == "named, and dense ones":
         return is_listed_architecture or (is_dense and not engine_rank.state_caches)
     is_quantized = (
-        engine_rank.quantize is not None or engine_rank.scheme is not None or engine_rank.preset.stored_as is not None
+        engine_rank.quantize is not None
+        or engine_rank.scheme is not None
+        or engine_rank.preset.storage_table is not None
     )
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 

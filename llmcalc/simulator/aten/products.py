@@ -82,10 +82,10 @@ class ProductOperations(ElementwiseOperations):
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
         """
-        autocast_dtype = self.graph.autocast
+        autocast_dtype = self.graph.autocast_dtype
         if autocast_dtype is None or x.dtype is not FLOAT32:
             return x
-        if not x.leaf:
+        if not x.is_leaf:
             return self.to(x, autocast_dtype)
         if id(x) not in self.graph.cast_copies:
             self.graph.cast_copies[id(x)] = x, self.to(x, autocast_dtype)
@@ -98,7 +98,7 @@ class ProductOperations(ElementwiseOperations):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Computes x·Wᵀ + b. weight: [out, in]."""
-        if self.graph.autocast is None:
+        if self.graph.autocast_dtype is None:
             return self._linear(x, weight, bias)
         cast_bias = None if bias is None else self.autocast_operand(bias)
         cast_weight = self.autocast_operand(weight)
@@ -124,7 +124,7 @@ class ProductOperations(ElementwiseOperations):
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """
-        if weight.needs_grad or not self.graph.enabled:
+        if weight.needs_grad or not self.graph.is_grad_enabled:
             return True
         leading_axes = range(len(x.shape) - 2)
         return all(are_equal(x.strides[axis], x.strides[axis + 1] * x.shape[axis + 1]) for axis in leading_axes)

@@ -42,7 +42,7 @@ class ViewOperations:
         self, x: Tensor, shape: Shape, strides: layout.Strides, operation_name: str, backward: Backward
     ) -> Tensor:
         view, autograd_graph = x.view(shape, strides), self.graph
-        if autograd_graph.enabled and (x.node is not None or x.leaf):
+        if autograd_graph.is_grad_enabled and (x.node is not None or x.is_leaf):
             view.node = AutogradNode(autograd_graph, operation_name, (x,), backward)
         return view
 
@@ -297,7 +297,9 @@ class ViewOperations:
 def result_type(*tensors: Tensor) -> Dtype:
     """Returns the number format of an elementwise result. Scalars matter only if no tensor is floating-point."""
     non_scalars = [x for x in tensors if x.shape]
-    if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in tensors)):
+    if non_scalars and (
+        any(x.dtype.is_floating_point for x in non_scalars) or not any(x.dtype.is_floating_point for x in tensors)
+    ):
         tensors = tuple(non_scalars)
     dtype = tensors[0].dtype
     for x in tensors[1:]:

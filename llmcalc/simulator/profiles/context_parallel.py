@@ -34,7 +34,7 @@ CHUNKS = 2
 DISTINCT_ROUNDS = 3
 """Rounds around the first, the last and a rank's own after which rounds of the ring do the same."""
 
-ROWS = 2
+ROW_AXIS = 2
 """The axis of rows in [batch, heads, rows, size]."""
 
 
@@ -44,14 +44,14 @@ class ContextParallelRing:
 
     ranks: how many they are. rank: which of them this one is. uses_all_gather: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
-    peaks_only: whether rounds are left out that allocate what the round before allocates, which changes no peak of
-        allocated bytes; false by default.
+    runs_only_peak_rounds: whether rounds are left out that allocate what the round before allocates, which changes no
+        peak of allocated bytes; false by default.
     """
 
     ranks: int
     rank: int
     uses_all_gather: bool = True
-    peaks_only: bool = False
+    runs_only_peak_rounds: bool = False
 
     def rounds(self) -> list[int]:
         """Returns the numbers of executed rounds: one per rank of the ring."""
@@ -59,7 +59,7 @@ class ContextParallelRing:
         return [
             round_number
             for round_number in range(self.ranks)
-            if not self.peaks_only
+            if not self.runs_only_peak_rounds
             or any(abs(round_number - boundary_round) <= DISTINCT_ROUNDS for boundary_round in boundary_rounds)
         ]
 
@@ -142,7 +142,7 @@ class RingAttentionKernels(EagerKernels):
                     kernel_outputs.extend(ring_kernels.forward(q, k, v))
             return kernel_outputs[output_index]
 
-        saved_results = autograd_graph.results
+        saved_results = autograd_graph.result_store
         outputs = [
             kernel_output(output_index)
             if saved_results is None
@@ -227,13 +227,13 @@ class AttentionOutputMerger:
 
 def first_half_of_rows(aten: Aten, x: Tensor) -> Tensor:
     """Returns half of a tensor's rows on this rank."""
-    return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
+    return aten.slice(x, x.shape[ROW_AXIS] // CHUNKS, ROW_AXIS)
 
 
 def partial_update(aten: Aten, full_output: Tensor) -> Tensor:
     """Returns a copy of a tensor with new values in half of the rows (`_partial_update`)."""
     half_outputs = [first_half_of_rows(aten, full_output)] * CHUNKS
-    return aten.cat(half_outputs, ROWS)
+    return aten.cat(half_outputs, ROW_AXIS)
 
 
 class RingKernels:
@@ -325,7 +325,7 @@ class RingKernels:
 
     def _copy_second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
-        return self.aten.contiguous(self.aten.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
+        return self.aten.contiguous(self.aten.slice(logsumexp, logsumexp.shape[ROW_AXIS] // CHUNKS, ROW_AXIS))
 
     def _join_keys_and_values(self, key: Tensor, value: Tensor) -> Tensor:
         """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""

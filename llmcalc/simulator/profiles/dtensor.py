@@ -29,7 +29,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
 from ...parallel.rank_program import (
-    FIELDS,
+    FIELD_OF_AXIS,
     AxisShard,
     RankFlow,
     axes_with_concatenated_parts,
@@ -45,14 +45,14 @@ from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, Backward, Dtype
 from .eager import EagerKernels
 from .eager.scans.module_steps import ModuleSteps, module_steps
 
-ENTERED = "from_local"
+INPUT_WRAPPED = "from_local"
 """The name of the node behind what products with a divided output read."""
 
 
 class SentMessage(NamedTuple):
-    """A collective message that a rank sends. place: module and phase of the message."""
+    """A collective message that a rank sends. module_and_phase: module and phase of the message."""
 
-    place: AllocationPlace
+    module_and_phase: AllocationPlace
     collective: Collective
 
 
@@ -76,7 +76,7 @@ class DTensorKernels(EagerKernels):
         parallelism.
     messages: what this rank has sent to the group, and where.
     placement_tracker: where each value lies, if tokens are divided.
-    recurrence: the published module that runs at once.
+    recurrent_module: the published module that runs at once.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
         default, as in torch since 2025-12-02 (pull request 169404).
@@ -87,7 +87,7 @@ class DTensorKernels(EagerKernels):
     token_ranks: int = 1
     messages: list[SentMessage]
     placement_tracker: PlacementTracker | None = None
-    recurrence: RecurrentModule | None = None
+    recurrent_module: RecurrentModule | None = None
     divides_loss = True
     copies_gathered = False
 
@@ -118,7 +118,9 @@ class DTensorKernels(EagerKernels):
         if layout.tp == 1 or not layout.sequence_parallel:
             return
         self.token_ranks = layout.tp
-        self.placement_tracker: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
+        self.placement_tracker: PlacementTracker = PlacementTracker(
+            layout, self.run_config, included_parts=self.included_parts
+        )
         self.placement_tracker.run_program(program)
         self._check_token_sharding_rules(program)
         seq = self.run_config.new_rows(TOKENS)
@@ -213,7 +215,7 @@ class DTensorKernels(EagerKernels):
         sent_chunks = (
             None if follows_product and self.has_overlapped_products else self.graph.new_tensor(x.shape, x.dtype)
         )
-        result_store = self.graph.results
+        result_store = self.graph.result_store
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
@@ -238,7 +240,7 @@ class DTensorKernels(EagerKernels):
         ):
             return output
         # divided products read it
-        if self.recurrence is not None and operation is not self.recurrence.output_projection:
+        if self.recurrent_module is not None and operation is not self.recurrent_module.output_projection:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
         return self._sum_of_ranks(operation, output)
 
@@ -259,13 +261,13 @@ class DTensorKernels(EagerKernels):
         super().do_linear(operation)
         output_value = operation.output_values[0]
         if not self.divides_loss and self.result is not None and output_value.storage is self.result.storage:
-            if self.head is not None:
+            if self.head_of_loss is not None:
                 raise self.unsupported(
                     f"--cross-entropy {self.choices.cross_entropy}: of logits that are gathered from their ranks it is "
                     "not modelled; expected fused or eager",
                     operation.name,
                 )
-            self.bind(output_value, self._gather_logits(self.tensor_of(output_value), output_value))
+            self.store_without_reshape(output_value, self._gather_logits(self.tensor_of(output_value), output_value))
 
     def _gather_logits(self, logits: Tensor, recorded_value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
@@ -274,18 +276,18 @@ class DTensorKernels(EagerKernels):
         axis = next(
             (axis for axis in axes_with_concatenated_parts(recorded_value.axes) if isinstance(axis, AxisShard)), None
         )
-        if axis is None or axis.degree == 1:
+        if axis is None or axis.rank_count == 1:
             return logits
         new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
-        logits_per_rank = ceil_div(vocabulary_size, axis.degree)
+        logits_per_rank = ceil_div(vocabulary_size, axis.rank_count)
         local_tensor = (
             logits if local_width == logits_per_rank else new_tensor((*row_shape, logits_per_rank), logits.dtype)
         )
-        gathered_logits = new_tensor((row_shape[0] * axis.degree, *row_shape[1:], logits_per_rank), logits.dtype)
+        gathered_logits = new_tensor((row_shape[0] * axis.rank_count, *row_shape[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
-        gathered_copy = new_tensor((*row_shape, logits_per_rank * axis.degree), logits.dtype)
+        gathered_copy = new_tensor((*row_shape, logits_per_rank * axis.rank_count), logits.dtype)
         del gathered_logits
-        if logits_per_rank * axis.degree != vocabulary_size:
+        if logits_per_rank * axis.rank_count != vocabulary_size:
             gathered_copy = new_tensor((*row_shape, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
@@ -313,30 +315,30 @@ class DTensorKernels(EagerKernels):
                     x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
                 self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
-                self.bind(recorded_value, local_tensor)
+                self.store_without_reshape(recorded_value, local_tensor)
             return
-        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == ENTERED):
+        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == INPUT_WRAPPED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
         self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
-        self.bind(recorded_value, local_tensor)
+        self.store_without_reshape(recorded_value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's linear layers in a DTensor; torch.compile removes the wrapper."""
-        self.graph.subclasses = not self.choices.compiled
-        dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
-        self.graph.subclasses = False
+        self.graph.has_tensor_subclasses = not self.choices.compiled
+        dtensor = record(self.graph, INPUT_WRAPPED, [x], local_tensor, backward)
+        self.graph.has_tensor_subclasses = False
         return dtensor
 
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
-        self.graph.subclasses = self.token_ranks > 1 and not self.choices.compiled
+        self.graph.has_tensor_subclasses = self.token_ranks > 1 and not self.choices.compiled
         try:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
         finally:
-            self.graph.subclasses = False
+            self.graph.has_tensor_subclasses = False
 
     def _all_reduce_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]
@@ -353,8 +355,8 @@ class DTensorKernels(EagerKernels):
         finally:  # what runs again stops early
             module_inputs = self.module_inputs.pop()
         for value_id, x, _ in module_inputs:
-            if value_id in self.values:
-                self.values[value_id] = x
+            if value_id in self.tensors_by_value:
+                self.tensors_by_value[value_id] = x
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
@@ -365,17 +367,17 @@ class DTensorKernels(EagerKernels):
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
-                and operation.input_values[:1] == (module_scope.argument,)
+                and operation.input_values[:1] == (module_scope.module_argument,)
                 and is_divided(operation.output_values[0].axes)
             ):
                 self._enter_parallel_region(operation)
 
         def compute_and_reduce(module_steps: ModuleSteps, x: Tensor) -> Tensor:
-            self.recurrence = recurrence = RecurrentModule(module_steps.all[-1])
+            self.recurrent_module = recurrence = RecurrentModule(module_steps.steps[-1])
             try:
                 module_output = compute_module(module_steps, x)
             finally:
-                self.recurrence = None
+                self.recurrent_module = None
             output_projection = recurrence.output_projection
             if recurrence.reduces_output:
                 return module_output
@@ -384,8 +386,8 @@ class DTensorKernels(EagerKernels):
         super().run_module_at_once(module_scope, compute_and_reduce)
 
     def unadapted_weight(self, operation: Step) -> Tensor:
-        if self.recurrence is not None and operation is self.recurrence.output_projection:
-            self.recurrence.reduces_output = not is_divided(operation.input_values[0].axes)
+        if self.recurrent_module is not None and operation is self.recurrent_module.output_projection:
+            self.recurrent_module.reduces_output = not is_divided(operation.input_values[0].axes)
         return super().unadapted_weight(operation)
 
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -404,7 +406,7 @@ class DTensorKernels(EagerKernels):
                 *axes_with_concatenated_parts(operation.weight.output_axes),
             )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
-        if not vocabulary_axes or vocabulary_axes[0].degree == 1:
+        if not vocabulary_axes or vocabulary_axes[0].rank_count == 1:
             return super().look_up_rows(operation, weight, index)
         vocabulary_size, embedding_width = vocabulary_axes[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
@@ -451,7 +453,7 @@ class DTensorKernels(EagerKernels):
         """Runs `F.cross_entropy` under `loss_parallel` on logits [tokens, this rank's vocabulary]."""
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
-        x = logits if self.graph.autocast is None else self.aten.to(logits, FLOAT32)
+        x = logits if self.graph.autocast_dtype is None else self.aten.to(logits, FLOAT32)
         output = self._log_softmax(x)
         log_probs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
         loss, total_weight = self._nll_loss_forward(log_probs)
@@ -550,8 +552,8 @@ def check_equal_shards(program: RankFlow) -> None:
             )
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
-                f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "
-                "expected a divisor"
+                f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELD_OF_AXIS[axis.name]} is "
+                f"{axis.full_size}; expected a divisor"
             )
 
 

@@ -203,7 +203,7 @@ def fused_recurrent(aten: Aten, v: Tensor) -> Tensor:
     return aten.new_like(v)
 
 
-FEW = 64
+LONGEST_RECURRENT_SEQUENCE = 64
 """The tokens up to which the layers of delta rules run `fused_recurrent` without gradients (fla/layers)."""
 
 # --- the gated delta rule --------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def chunk_gated_delta_rule(
     )
 
 
-def chunk_gated_delta_rule_alone(
+def chunk_gated_delta_rule_without_norms(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
     """Runs the chunked gated delta rule without norms, gate and sigmoid, which the caller computes.

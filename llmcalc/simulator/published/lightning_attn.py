@@ -12,7 +12,7 @@ from ..aten import Aten
 from ..tensor import Gradient, Tensor
 from .autograd_function import next_power_of_two, record_function
 
-WIDEST = 128
+LARGEST_HEAD = 128
 """The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
 
 
@@ -22,7 +22,7 @@ def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Ten
     padded_width = next_power_of_two(width)
     if padded_width != width:
         v = aten.pad(v, padded_width)
-    if head_size <= WIDEST:
+    if head_size <= LARGEST_HEAD:
         o = lightning_attn2(aten, q, k, v, slopes)
     else:
         value_block = next(block_size for block_size in (64, 32, 16) if head_size % block_size == 0)
@@ -34,7 +34,7 @@ def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Ten
 
 
 def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """Runs the kernel of lightning attention for heads up to `WIDEST` (triton/lightning_attn2.py:432)."""
+    """Runs the kernel of lightning attention for heads up to `LARGEST_HEAD` (triton/lightning_attn2.py:432)."""
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
         do = aten.contiguous(do)

@@ -21,7 +21,7 @@ from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
 
-STATES = 7
+STATES_INDEX = 7
 """Where those states are among the tensors that the selective scan saves."""
 
 
@@ -124,7 +124,7 @@ def selective_scan_with_states(
     with aten.graph.no_grad():
         scan_output, *saved_tensors = forward(u, delta, b, c, z)
     assert scan_output is not None
-    states = saved_tensors[STATES]
+    states = saved_tensors[STATES_INDEX]
     assert states is not None
     output = record_function(
         aten, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), scan_output, backward, saved_tensors

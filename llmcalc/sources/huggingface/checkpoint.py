@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...flow.module_names import WRAPPED, Checkpoint
+from ...flow.module_names import CLASS_PREFIXES, Checkpoint
 from .description import text_model_of
 from .head_kinds import architecture_of
 from .registry import family_of, library_classes, model_type_of_class_name, model_types, usual_name
@@ -33,7 +33,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     family = family_of(base_model_types[-1])
     checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
     return Checkpoint(
-        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *name_prefixes)))
+        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*CLASS_PREFIXES, *name_prefixes)))
     )
 
 

@@ -84,9 +84,9 @@ class Config:
     is not the class's own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces the class's own name; among
     other names the last in the file wins.
 
-    data: the parsed JSON.
+    config_fields: the parsed JSON.
     defaults: defaults of the family's configuration class, under its own field names.
-    head: the output head of the class that saved the config.
+    head_kind: the output head of the class that saved the config.
     location: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
     unread_aliases: usual names in `aliases` that the family's class does not read; only the family's own name counts.
@@ -96,10 +96,10 @@ class Config:
     default_sizes: path of each size that the config leaves to its class → the default.
     """
 
-    data: Mapping[str, Any]
+    config_fields: Mapping[str, Any]
     defaults: Mapping[str, Any]
     model_type: str
-    head: HeadKind = "lm"
+    head_kind: HeadKind = "lm"
     location: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread_aliases: frozenset[str] = frozenset()
@@ -107,7 +107,9 @@ class Config:
     notes: list[str] = field(default_factory=list)
     unknown_fields: list[UnknownField] = field(default_factory=list)
     default_sizes: dict[str, int] = field(default_factory=dict)
-    _names: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _names_by_field: dict[tuple[str, ...], tuple[str, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Names of a field → these with their aliases. A reader asks for most fields several times."""
 
     def __post_init__(self) -> None:
@@ -116,8 +118,10 @@ class Config:
         They may contain the rotary share of a head. False, as in ZAYA's configs, counts as empty.
         """
         for field_name in ("rope_parameters", "rope_scaling"):
-            if self.data.get(field_name) is not False and not isinstance(self.data.get(field_name), dict | None):
-                raise self.error(field_name, self.data[field_name], "a table of fields")
+            if self.config_fields.get(field_name) is not False and not isinstance(
+                self.config_fields.get(field_name), dict | None
+            ):
+                raise self.error(field_name, self.config_fields[field_name], "a table of fields")
 
     def get(self, *field_names: str) -> Any:
         """Returns the raw value of a field, or the class's default.
@@ -127,26 +131,30 @@ class Config:
         field_names = self._names_with_aliases(field_names)
         applicable_name = self._field_name_that_applies(field_names)
         if applicable_name is not None:
-            return self.data[applicable_name]
+            return self.config_fields[applicable_name]
         for field_name in field_names:
             if field_name in self.defaults:
                 return self.defaults[field_name]
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggested_name = similar_name(field_names[0], [name for name in self.data if name not in self.fields_read])
+        suggested_name = similar_name(
+            field_names[0], [name for name in self.config_fields if name not in self.fields_read]
+        )
         raise InputError(f"{missing_error} (the config has '{suggested_name}')") if suggested_name else missing_error
 
     def has(self, field_name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(known_name) is not None for known_name in self._names_with_aliases((field_name,)))
+        return any(
+            self.config_fields.get(known_name) is not None for known_name in self._names_with_aliases((field_name,))
+        )
 
     def _names_with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        if field_names not in self._names:
-            self._names[field_names] = self._names_in_use(field_names)
-        self.fields_read.update(self._names[field_names])
-        return self._names[field_names]
+        if field_names not in self._names_by_field:
+            self._names_by_field[field_names] = self._names_in_use(field_names)
+        self.fields_read.update(self._names_by_field[field_names])
+        return self._names_by_field[field_names]
 
     def _names_in_use(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [field_name for field_name in field_names if field_name not in self.unread_aliases]
@@ -160,11 +168,13 @@ class Config:
 
     def _field_name_that_applies(self, field_names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
-        present_names = [field_name for field_name in field_names if field_name in self.data]
+        present_names = [field_name for field_name in field_names if field_name in self.config_fields]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
-        foreign_names = {name for name in present_names if name not in self.defaults and self.data[name] is not None}
-        return next((name for name in reversed([*self.data]) if name in foreign_names), present_names[0])
+        foreign_names = {
+            name for name in present_names if name not in self.defaults and self.config_fields[name] is not None
+        }
+        return next((name for name in reversed([*self.config_fields]) if name in foreign_names), present_names[0])
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
         """Returns the alias that the config has for the field, or the usual name."""
@@ -188,7 +198,7 @@ class Config:
 
     def with_fields(self, **fields: Any) -> Config:
         """Returns the config with new values for some fields; both configs share the record of read fields."""
-        return replace(self, data={**self.data, **fields})
+        return replace(self, config_fields={**self.config_fields, **fields})
 
     def integer_by_name(self, field_name: str) -> int:
         """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
@@ -206,7 +216,7 @@ class Config:
     def optional_integer(self, *field_names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         field_names = self._names_with_aliases(field_names)
-        is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
+        is_present = any(field_name in self.config_fields or field_name in self.defaults for field_name in field_names)
         return self.integer(*field_names) if is_present and self.get(*field_names) is not None else None
 
     def _checked_value(
@@ -279,7 +289,7 @@ class Config:
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}
-        return Config(section_data, defaults or {}, self.model_type, self.head, f"{self.location}{field_name}.")
+        return Config(section_data, defaults or {}, self.model_type, self.head_kind, f"{self.location}{field_name}.")
 
     def choice(self, value_by_text: Mapping[str, Any], *field_names: str) -> Any:
         """Returns the entry of `value_by_text` that a field's text names."""
@@ -320,7 +330,9 @@ class Config:
         """Returns an error with the field's name, value and expected value."""
         field_alias = self.aliases.get(field_name, field_name)
         field_name = self._field_name_that_applies((field_name, field_alias)) or field_alias
-        problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
+        problem_text = (
+            "missing" if field_value is None and field_name not in self.config_fields else json_spelling(field_value)
+        )
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
     def field_error(self, field_name: str, expected_text: str) -> InputError:
@@ -336,10 +348,12 @@ class Config:
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
-        layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
+        layer_count = self.config_fields.get(
+            self.aliases.get("num_hidden_layers", ""), self.config_fields.get("num_hidden_layers")
+        )
         unknown_fields = {
             name: field_value
-            for name, field_value in self.data.items()
+            for name, field_value in self.config_fields.items()
             if name not in known_fields and not name.startswith("_")
         }
         if len(unknown_fields) > MOST_UNKNOWN_FIELDS:
@@ -371,6 +385,6 @@ class Config:
         """Whether another field, already read, has the same value and a similar name."""
         name_words = field_name_words(field_name)
         return any(
-            name_words & field_name_words(field_name) and self.data[field_name] == field_value
-            for field_name in self.fields_read & self.data.keys()
+            name_words & field_name_words(field_name) and self.config_fields[field_name] == field_value
+            for field_name in self.fields_read & self.config_fields.keys()
         )

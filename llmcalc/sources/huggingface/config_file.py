@@ -80,7 +80,7 @@ def describe_config(
     quantization_fields, remarks = _quantization_of_folder(path, config_data)
     projection_fields = _projection_of_folder(path, config_data)
     try:
-        model_description = describe_data(
+        model_description = describe_config_data(
             {**config_data, **quantization_fields, **projection_fields}, head, allow_unknown
         )
     except InputError as error:
@@ -138,7 +138,7 @@ def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, An
     return {} if vector_size is None else {PROJECTION_FIELD: vector_size}
 
 
-def describe_data(
+def describe_config_data(
     config_data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False
 ) -> dict[str, Any]:
     """Returns the description of a parsed config: the `model` table, the config, remarks and the number format.

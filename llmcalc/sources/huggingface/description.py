@@ -58,7 +58,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
-    class_name = architecture_of(config.data) or next(
+    class_name = architecture_of(config.config_fields) or next(
         (
             class_name
             for class_name in library_class_names().get(config.model_type, ())
@@ -68,10 +68,10 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     )
     cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
     logit_cap = next(
-        (config.data[field_name] for field_name in cap_fields_in_config if field_name in config.data),
+        (config.config_fields[field_name] for field_name in cap_fields_in_config if field_name in config.config_fields),
         LOGIT_CAPS.get(config.model_type),
     )
-    logit_scale = config.data.get("logit_scale", config.defaults.get("logit_scale"))
+    logit_scale = config.config_fields.get("logit_scale", config.defaults.get("logit_scale"))
     logit_fields = {
         field_name: float(value)
         for field_name, value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
@@ -228,7 +228,9 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     return [
         f"{name}: the multi-token-prediction modules are not counted"
         for name in PREDICTION_FIELDS
-        if name not in noted_fields | unknown_names and is_json_integer(config.data.get(name)) and config.data[name] > 0
+        if name not in noted_fields | unknown_names
+        and is_json_integer(config.config_fields.get(name))
+        and config.config_fields[name] > 0
     ]
 
 
@@ -267,12 +269,14 @@ def _class_projection(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the head of a class that projects every token's hidden state, with remarks. config: the text model's."""
     projection = PROJECTIONS[architecture_of(root_config)]
-    sized_config = config if projection.size_field in config.data else Config(root_config, {}, config.model_type)
-    is_stated = sized_config.data.get(projection.size_field) is not None
+    sized_config = (
+        config if projection.size_field in config.config_fields else Config(root_config, {}, config.model_type)
+    )
+    is_stated = sized_config.config_fields.get(projection.size_field) is not None
     head_table = {
         "type": "projection",
         "size": sized_config.integer(projection.size_field) if is_stated else projection.vector_size,
-        **({"bias": True} if projection.bias else {}),
+        **({"bias": True} if projection.has_bias else {}),
         **({"inner_size": text_hidden_size // 2} if projection.has_half_width_layer else {}),
     }
     if is_stated or projection.size_field != PROJECTION_FIELD:

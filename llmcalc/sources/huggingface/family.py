@@ -105,11 +105,12 @@ class Quirks:
 
     A field that is a tuple has suffixes of class names.
 
-    reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
-        on a CPU.
-    makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
-    refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
-    refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
+    value_reading_classes: classes that branch on tensor values (chosen experts, end of a sequence); they run with real
+        weights on a CPU.
+    mask_making_classes: classes that build a mask from the ids if they are given none, and read their values for it.
+    bfloat16_refusing_classes: classes with operations that torch does not have in bfloat16 (Fourier transforms).
+    cache_refusing_classes: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that
+        refuses it.
     decoder_ids: function from the class's config object and ids [batch, tokens] to the ids that its decoder takes, for
         classes with several tokens of audio at each position, whose embeddings they add.
     counted_field_values: config fields → the value that is counted, in families whose classes replace modules by the
@@ -118,16 +119,16 @@ class Quirks:
         with the shape of its zeros: numbers, `batch` and `seq`.
     """
 
-    reads_values: tuple[str, ...] = ()
-    makes_mask: tuple[str, ...] = ()
-    refuses_cache: tuple[str, ...] = ()
-    refuses_bfloat16: tuple[str, ...] = ()
+    value_reading_classes: tuple[str, ...] = ()
+    mask_making_classes: tuple[str, ...] = ()
+    cache_refusing_classes: tuple[str, ...] = ()
+    bfloat16_refusing_classes: tuple[str, ...] = ()
     decoder_ids: Callable[[Any, Tensor], Tensor] = lambda config, ids: ids
     counted_field_values: Mapping[str, Any] = field(default_factory=dict)
     further_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
 
-LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
+LOOKS_FOR_THE_END = Quirks(value_reading_classes=("ForSequenceClassification",))
 """Quirks of classes that classify a sequence by its last token, which they search for among the ids."""
 
 
@@ -143,7 +144,7 @@ class Family:
         path (`text_config.block_size`) a field of the text model that only the wrapper's class has.
     uncounted_fields: field of its configs → the remark that the part it describes is not counted, because its class
         does not have it; `{}` in the remark is the field's value.
-    published_as: other model types in published configs whose class is of this family; the class's name decides.
+    other_model_types: other model types in published configs whose class is of this family; the class's name decides.
     text_type: the family of its text model, for a model that wraps one.
     text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`); by default
         `text_config`.
@@ -159,7 +160,7 @@ class Family:
     source: the published source of its class, if that is code of the model's own repository (`auto_map`), or a class
         that `transformers` cannot build. It is never run: the witnesses of such a family are the reference and the
         sizes of published checkpoints.
-    grouped_router: whether the source in `source` selects a token's experts from `topk_group` of `n_group` groups.
+    has_grouped_router: whether the source in `source` selects a token's experts from `topk_group` of `n_group` groups.
     projection_size: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
         images, the field with the vector's size and its default; none by default.
     tying_source: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
@@ -202,7 +203,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored_fields: frozenset[str] = frozenset()
     uncounted_fields: Mapping[str, str] = field(default_factory=dict)
-    published_as: frozenset[str] = frozenset()
+    other_model_types: frozenset[str] = frozenset()
     text_type: str | None = None
     text_section: str = "text_config"
     text_id_field: str = ""
@@ -212,7 +213,7 @@ class Family:
     unread_aliases: frozenset[str] = frozenset()
     class_model_type: str | None = None
     source: str = ""
-    grouped_router: bool = False
+    has_grouped_router: bool = False
     projection_size: tuple[str, int] | None = None
     tying_source: Literal["wrapper", "text", "either", "never"] = "wrapper"
     wrapper_sizes_head: bool = False

@@ -20,7 +20,7 @@ from .registry import family_of, typed_config
 class TrackedInt(int):
     """An integer that remembers the config fields it was computed from."""
 
-    fields: frozenset[str]
+    origin_fields: frozenset[str]
 
     def __repr__(self) -> str:
         return int.__repr__(self)
@@ -29,10 +29,10 @@ class TrackedInt(int):
 class TrackedFloat(float):
     """A float that remembers the config fields it was read from, also through `math.floor`."""
 
-    fields: frozenset[str]
+    origin_fields: frozenset[str]
 
     def __floor__(self) -> Any:
-        return _with_origin_fields(float.__floor__(self), self.fields)
+        return _with_origin_fields(float.__floor__(self), self.origin_fields)
 
 
 def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
@@ -40,7 +40,7 @@ def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
     if type(field_value) not in (int, float):
         return field_value
     tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
-    tracked_number.fields = origin_fields
+    tracked_number.origin_fields = origin_fields
     return tracked_number
 
 
@@ -49,7 +49,9 @@ def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]
         operation_result = getattr(cls, method_name)(self, other_operand)
         if operation_result is NotImplemented and isinstance(other_operand, float):
             operation_result = getattr(float, method_name)(float(self), other_operand)
-        return _with_origin_fields(operation_result, self.fields | getattr(other_operand, "fields", frozenset()))
+        return _with_origin_fields(
+            operation_result, self.origin_fields | getattr(other_operand, "origin_fields", frozenset())
+        )
 
     return calculate
 
@@ -81,7 +83,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
     origin_fields = {
-        field_name for number in _tracked_numbers(model_fields, named_fields) for field_name in number.fields
+        field_name for number in _tracked_numbers(model_fields, named_fields) for field_name in number.origin_fields
     }
     config_paths = [
         path

@@ -64,20 +64,20 @@ class ClassProjection(NamedTuple):
 
     vector_size: the usual size of the vector.
     size_field: the field of the config, or of the text model's section, that states another size.
-    bias: whether the layer has a bias.
+    has_bias: whether the layer has a bias.
     has_half_width_layer: whether another linear layer to half the width, with a ReLU, is before it.
     """
 
     vector_size: int
     size_field: str = "dim"
-    bias: bool = True
+    has_bias: bool = True
     has_half_width_layer: bool = False
 
 
 PROJECTIONS = {
-    "HF_ColBERT": ClassProjection(128, PROJECTION_FIELD, bias=False),
+    "HF_ColBERT": ClassProjection(128, PROJECTION_FIELD, has_bias=False),
     "JinaEmbeddingsV4Model": ClassProjection(128, "multi_vector_projector_dim"),
-    "JinaForRanking": ClassProjection(512, "embedding_size", bias=False, has_half_width_layer=True),
+    "JinaForRanking": ClassProjection(512, "embedding_size", has_bias=False, has_half_width_layer=True),
     "BiPaliProj": ClassProjection(1024),
     "ColQwen3": ClassProjection(320),
     **dict.fromkeys(

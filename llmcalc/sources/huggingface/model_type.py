@@ -70,7 +70,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if (
         isinstance(model_type, str)
         and model_type != class_model_type
-        and model_type in family_of(class_model_type).published_as
+        and model_type in family_of(class_model_type).other_model_types
     ):
         return {**config_data, "model_type": class_model_type}, [
             f"model_type: '{model_type}'; read as '{class_model_type}', for architectures names {class_name}"

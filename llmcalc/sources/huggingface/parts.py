@@ -84,7 +84,7 @@ def rope(
     layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((fraction_name, theta_name))
-    rope_parameters = config.data.get("rope_parameters") or {}
+    rope_parameters = config.config_fields.get("rope_parameters") or {}
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
 
@@ -92,7 +92,7 @@ def rope(
         return (
             rope_parameters[field_name]
             if rope_parameters.get(field_name) is not None
-            else config.data.get(top_level_name)
+            else config.config_fields.get(top_level_name)
         )
 
     rope_base, rotary_fraction = (
@@ -307,14 +307,14 @@ def question_answering_head(config: Config) -> Table:
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name.endswith(OF_ANSWERS):
         raise config.error(
             "architectures", class_name, f"{class_name}Simple or another class without beam search over answers"
         )
     if not class_name.endswith(OF_SIMPLE_ANSWERS):
         return {}
-    config.head = "classification"
+    config.head_kind = "classification"
     return {"head": {"type": "classification", "num_labels": class_count(config), "over": "token"}}
 
 
@@ -333,17 +333,17 @@ def scores_sequences(config: Config) -> bool:
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
-    return config.head == "classification" and not architecture(config).endswith((OF_TOKENS, OF_ANSWERS))
+    return config.head_kind == "classification" and not class_name_of_config(config).endswith((OF_TOKENS, OF_ANSWERS))
 
 
-def architecture(config: Config) -> str:
+def class_name_of_config(config: Config) -> str:
     """Returns the name of the class that saved the config; empty if the config has none."""
-    return architecture_of(config.data)
+    return architecture_of(config.config_fields)
 
 
 def class_count(config: Config) -> int:
     """Returns the number of classes of a classifier: `num_labels`, else the number of label names, else 2."""
-    label_names = config.data.get("id2label")
+    label_names = config.config_fields.get("id2label")
     if isinstance(label_names, dict) and label_names and not config.has("num_labels"):
         return len(label_names)
     return config.integer("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
@@ -396,9 +396,9 @@ def head_table(
     answer_score_count: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     has_token_bias = not class_name.startswith(BIAS_FROM_CONFIG) or config.flag("token_classification_bias")
-    if config.head == "none":
+    if config.head_kind == "none":
         has_model_head = "For" in class_name.replace("Former", "").replace("Formula", "")
         if (has_model_head and class_name.endswith("Model")) or names_another_head(class_name):
             config.notes.append(
@@ -406,16 +406,16 @@ def head_table(
                 "language-model head)"
             )
         return {"type": "none"}
-    if config.head == "classification" and class_name in REWARD_HEADS:
+    if config.head_kind == "classification" and class_name in REWARD_HEADS:
         return {"type": "classification", "over": "token", **REWARD_HEADS[class_name]}
-    if config.head == "classification" and not scores_sequences(config):
+    if config.head_kind == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
             "num_labels": answer_score_count if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
             "bias": has_token_bias,
         }
-    if config.head == "classification":
+    if config.head_kind == "classification":
         compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
         if compares_texts and score_head is None:
             raise config.error(
@@ -516,7 +516,7 @@ def listed_kinds(
     }
     layer_kinds = [kind_by_name.get(layer_type, "") for layer_type in config.texts(field_name)]
     depth = len(default_layer_kinds)
-    mtp_layer_count = config.data.get("num_nextn_predict_layers")
+    mtp_layer_count = config.config_fields.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
     if field_name == "layer_types" and is_json_integer(mtp_layer_count):
         accepted_lengths.add(depth + mtp_layer_count)
@@ -529,7 +529,7 @@ def listed_kinds(
         else:
             hint_text = f" (it has {short_repr(unknown_name)})"
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
-        if unknown_name is None and config.data.get(depth_field) == depth:
+        if unknown_name is None and config.config_fields.get(depth_field) == depth:
             hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"
         raise config.error(field_name, field_value, f"{depth} times {' or '.join(kind_by_type)}{hint_text}")
     return layer_kinds[:depth]
@@ -614,7 +614,7 @@ def dense_or_moe_kinds(config: Config, depth: int, dense_layer_count: int) -> li
     return default_layer_kinds
 
 
-def prediction(config: Config, norm: Table | None = None) -> Table:
+def mtp_modules(config: Config, norm: Table | None = None) -> Table:
     """Returns DeepSeek's multi-token-prediction modules, as a model's field `mtp`, if the config has any.
 
     norm: the norms of a module; an RMSNorm with the config's `rms_norm_eps` by default.
@@ -622,27 +622,27 @@ def prediction(config: Config, norm: Table | None = None) -> Table:
     mtp_module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
         {"mtp": {"num_nextn_predict_layers": mtp_module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
-        if mtp_module_count and config.head == "lm"
+        if mtp_module_count and config.head_kind == "lm"
         else {}
     )
 
 
-def add_prediction(
+def add_mtp_modules(
     config: Config, stack: Table, layer_kind: str, layer_changes: Table, norm: Table | None = None, **module_fields: Any
 ) -> Table:
     """Returns the field `mtp` of modules whose layer differs from the last one, and adds the layer's kind to the stack.
 
     layer_kind, layer_changes: the layer's kind, and its fields other than the block's.
-    norm: as in `prediction`. module_fields: further fields of the modules.
+    norm: as in `mtp_modules`. module_fields: further fields of the modules.
     """
-    mtp_fields = prediction(config, norm)
+    mtp_fields = mtp_modules(config, norm)
     if mtp_fields:
         mtp_fields["mtp"] |= {"layer": layer_kind, **module_fields}
         stack["variants"] = {layer_kind: layer_changes, **stack.get("variants", {})}
     return mtp_fields
 
 
-def uncounted_prediction(config: Config) -> None:
+def note_uncounted_mtp(config: Config) -> None:
     """Adds a remark if the config has MTP modules whose structure differs from DeepSeek's."""
     for field_name in ("num_nextn_predict_layers", "num_mtp_modules"):
         if config.has(field_name) and config.count(field_name):

@@ -92,7 +92,8 @@ class LibraryClasses(NamedTuple):
     classes: model type → its classes.
     bases: model type → the `base_model_prefix` of its classes, if that is not `model`.
     names: model type → the `attribute_map` of its configuration class.
-    section_names: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration class.
+    section_names: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration
+        class.
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
     float32_weights: the model types whose classes weigh experts' outputs in float32.
@@ -123,7 +124,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
     """Whether the model's class or its published code selects a token's experts from some groups of experts."""
-    return family.grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
+    return family.has_grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
 def typed_config(

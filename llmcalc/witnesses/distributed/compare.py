@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
 from ..difference_explanation import list_sizes
-from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
+from ..reference import LARGEST_REAL, default_seq, max_prompt_length, require_torch
 from ..untested import untested_parts
 from .job import DTYPE, TrainingJob, simulate_rank
 from .launch import is_started_by_torchrun, run_processes
@@ -41,7 +41,7 @@ def build_job(
     microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
     training_job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
-    max_tokens = longest_pass(spec)
+    max_tokens = max_prompt_length(spec)
     if max_tokens is not None and training_job.seq > max_tokens:
         raise InputError(
             f"--seq: {training_job.seq} tokens do not fit the learned positions; expected at most {max_tokens}"
@@ -84,12 +84,12 @@ def verify_all(training_jobs: Sequence[TrainingJob], model_name: str = "model") 
         results_of_jobs = run_processes(training_jobs)
     seconds = (time.perf_counter() - start_time) / len(training_jobs)
     return [
-        verdict_of(training_job, job_results, model_name, seconds)
+        compare_job_results(training_job, job_results, model_name, seconds)
         for training_job, job_results in zip(training_jobs, results_of_jobs, strict=True)
     ]
 
 
-def verdict_of(
+def compare_job_results(
     training_job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
 ) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""

@@ -138,7 +138,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
         for model_chunk in rank_run.chunks:
             model_chunk.graph.adds_in_place = False
     rank_run.set_up()
-    quantities = {"set_up_bytes": memory_meter.now}
+    quantities = {"set_up_bytes": memory_meter.live_bytes}
     for step_index in range(STEPS):
         memory_meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
@@ -146,7 +146,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
             rank_run.run_micro_batches()
         else:
             rank_run.run_passes()
-        bytes_before_step = memory_meter.now
+        bytes_before_step = memory_meter.live_bytes
         rank_run.update()
         rank_run.zero_grad()
         peaks = peaks_by_phase(memory_meter)
@@ -157,5 +157,6 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     else:
         quantities["forward_peak_bytes"], quantities["backward_peak_bytes"] = peaks["forward"], peaks["backward"]
     return quantities | {
-        "before_step_bytes": bytes_before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": memory_meter.now,
+        "before_step_bytes": bytes_before_step, "step_peak_bytes": peaks["step"],
+        "after_step_bytes": memory_meter.live_bytes,
     }  # fmt: skip

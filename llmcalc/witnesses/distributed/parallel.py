@@ -157,7 +157,7 @@ class StageInput(nn.Module):
         return x
 
 
-def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
+def remove_other_stages(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
     stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
     for model_part in (module, module._only[0]):

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...parallel.layout import Coordinates, stages
 from ..memory import CpuStorageTracker
-from ..training_loop import build_optimizers, build_reference, layer_matrices
+from ..training_loop import build_optimizers, build_reference, layer_matrix_ids
 from . import parallel
 from .job import DTYPE, STEPS, TrainingJob
 from .scratch import scratch_bytes_by_kernel
@@ -134,7 +134,7 @@ def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
         time.sleep(0.0001)
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Returns the local part of a distributed tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -156,7 +156,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def losses_of_one_process(training_job: TrainingJob) -> list[float]:
+def single_process_losses(training_job: TrainingJob) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
     model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
@@ -175,7 +175,7 @@ def losses_of_one_process(training_job: TrainingJob) -> list[float]:
 
 
 def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
-    matrix_ids = layer_matrices(model)
+    matrix_ids = layer_matrix_ids(model)
     parameters = [(parameter, id(parameter) in matrix_ids) for parameter in model.parameters()]
     return list(
         build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.has_momentum)
@@ -186,11 +186,11 @@ class RankProcess:
     """A process of a distributed run."""
 
     def __init__(self, training_job: TrainingJob) -> None:
-        self.job: TrainingJob = training_job
-        self.mode: RankStorageTracker = RankStorageTracker()
+        self.training_job: TrainingJob = training_job
+        self.storage_tracker: RankStorageTracker = RankStorageTracker()
         self.rank: int = dist.get_rank()
         layout = training_job.layout
-        self.at: Coordinates = layout.coordinates(self.rank)
+        self.coordinates: Coordinates = layout.coordinates(self.rank)
         axis_names = "pp", "replicas", "dp", "tp"
         mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
         self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=axis_names)
@@ -208,16 +208,16 @@ class RankProcess:
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
-        training_job, tracker = self.job, self.mode
+        training_job, tracker = self.training_job, self.storage_tracker
         model = seeded_reference(training_job)
-        ids = token_ids(training_job)[self.at.dp]
+        ids = token_ids(training_job)[self.coordinates.dp]
         measured_quantities: dict[str, int] = {}
         losses: list[float] = []
         tracker.tracked.add(ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
             self.build_model_part(model)
             del model
-            tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
+            tracker.track_tensors(map(local_tensor, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _build_optimizers(training_job, self.module)
             measured_quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
@@ -244,29 +244,33 @@ class RankProcess:
 
     def record_phase(self, phase: str) -> None:
         """Records the peak of the phase that has just ended."""
-        self.peaks[phase] = max(self.peaks.get(phase, 0), self.mode.peak)
-        self.mode.peak = self.mode.now
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self.storage_tracker.peak)
+        self.storage_tracker.peak = self.storage_tracker.now
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
-        layout, group_of_rank = self.job.layout, None
+        layout, group_of_rank = self.training_job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
                 end_stage_group = dist.new_group(ranks)
-                group_of_rank = end_stage_group if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
+                group_of_rank = (
+                    end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group_of_rank
+                )
         return group_of_rank
 
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build_model_part(self, model: Any) -> None:
         """Builds this process's part of the model."""
-        layout = self.job.layout
+        layout = self.training_job.layout
         self.last: bool = True
         if layout.pp > 1:
             layer_count = len(model.layers)
-            (this_stage,) = (stage for stage in stages(layout, layer_count) if stage.pipeline_rank == self.at.pp)
-            parallel.keep_stage(model, this_stage.layers, this_stage.has_embedding, this_stage.has_head)
+            (this_stage,) = (
+                stage for stage in stages(layout, layer_count) if stage.pipeline_rank == self.coordinates.pp
+            )
+            parallel.remove_other_stages(model, this_stage.layers, this_stage.has_embedding, this_stage.has_head)
             self.last = this_stage.has_head
         if layout.tp > 1:
             parallel.apply_tensor_parallelism(model, self.meshes["tp"])
@@ -280,19 +284,19 @@ class RankProcess:
 
     def loss_context(self) -> AbstractContextManager[Any]:
         """Returns the context manager of the loss; tensor parallelism computes the loss on sharded logits."""
-        return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
+        return loss_parallel() if self.training_job.layout.tp > 1 else nullcontext()
 
     def run_micro_batches(self, ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
         summed_loss = 0.0
-        for micro_batch in range(self.job.microbatches):
+        for micro_batch in range(self.training_job.microbatches):
             self.ids: Tensor = ids[micro_batch].clone()
-            is_last_micro_batch = micro_batch == self.job.microbatches - 1
+            is_last_micro_batch = micro_batch == self.training_job.microbatches - 1
             with self.gradient_context(is_last_micro_batch), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))
-            summed_loss += local_part(loss.detach()).item()
+            summed_loss += local_tensor(loss.detach()).item()
             del loss
             self.record_phase("backward")
         return summed_loss
@@ -305,13 +309,13 @@ class RankProcess:
 
     def sum_tied_gradients(self) -> None:
         """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
-        layout, rank_coordinates = self.job.layout, self.at
+        layout, rank_coordinates = self.training_job.layout, self.coordinates
         if self.ends is None or rank_coordinates.pp not in (0, layout.pp - 1):
             return
         model = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         embedding = model.embed_tokens if rank_coordinates.pp == 0 else model.lm_head
-        gradient: Any = local_part(embedding.weight.grad)
-        if gradient.shape != local_part(embedding.weight).shape:  # whole on every rank of the products
+        gradient: Any = local_tensor(embedding.weight.grad)
+        if gradient.shape != local_tensor(embedding.weight).shape:  # whole on every rank of the products
             gradient = gradient.chunk(layout.tp)[rank_coordinates.tp]
         reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
@@ -319,7 +323,7 @@ class RankProcess:
 
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
-        training_job, rank_coordinates = self.job, self.at
+        training_job, rank_coordinates = self.training_job, self.coordinates
         process_group = self.meshes["pp"].get_group()
         pipeline_stage = PipelineStage(
             self.module, rank_coordinates.pp, training_job.layout.pp, torch.device("cpu"), group=process_group
@@ -358,7 +362,9 @@ def run_rank(training_job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
     rank = RankProcess(training_job)
     measured_quantities, losses = rank.measure_training()
-    loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
+    loss_sums = torch.tensor(
+        [loss if rank.last and rank.coordinates.tp == 0 else 0.0 for loss in losses], dtype=torch.float64
+    )
     dist.all_reduce(loss_sums)
     return RankResult(
         measured_quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .job import TrainingJob, job_from_json, simulate_rank
-from .rank import losses_of_one_process, run_rank
+from .rank import run_rank, single_process_losses
 
 TIMEOUT = 300
 """Timeout of communication between processes, in seconds."""
@@ -50,7 +50,7 @@ def _result_of_job(training_job: TrainingJob) -> dict[str, Any]:
     simulated_bytes = simulate_rank(training_job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch_bytes))
-    single_losses = losses_of_one_process(training_job) if dist.get_rank() == 0 else job_result.losses
+    single_losses = single_process_losses(training_job) if dist.get_rank() == 0 else job_result.losses
     scratch_bytes = {
         kernel_name: max(rank_result[2].get(kernel_name, 0) for rank_result in rank_results)
         for kernel_name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})

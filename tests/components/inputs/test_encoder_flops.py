@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcalc.components.inputs.base import EncodedInput
+from llmcalc.components.inputs.base import InputSizes
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.transformers import class_config_fields, load_class, witness_of
+from llmcalc.witnesses.transformers import class_config_fields, class_model_type, load_class
 from llmcalc.workload.inputs import EncoderPass, Inputs
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import parts_of, spec_of
@@ -82,7 +82,9 @@ def build(config: dict[str, Any]) -> Any:
     """Returns the class with random weights, in which the encoders are."""
     import transformers
 
-    config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **class_config_fields(config))
+    config_object = transformers.AutoConfig.for_model(
+        class_model_type(config["model_type"]), **class_config_fields(config)
+    )
     config_object._attn_implementation = "eager"
     model: Any = load_class(config)(config_object).eval()
     return getattr(model, "model", model)
@@ -92,7 +94,7 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
     """Returns the class's input for an image."""
     rule, tower = next((tower.image, tower) for tower in spec.towers.values() if getattr(tower, "image", None))
     patches, side = tower.patches, tower.patches.patch_size
-    encoded: EncodedInput = rule.encode(height, width, side)
+    encoded: InputSizes = rule.encode(height, width, side)
     flat = patches.num_channels * patches.temporal_patch_size * side**2
     if rule.type == "smart_resize":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
@@ -114,7 +116,7 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
             places[0, i] = torch.tensor([i % columns, i // columns])
         return {"pixel_values": torch.ones(1, encoded.rows, flat), "image_position_ids": places}
     if rule.type == "native_tiles":
-        real_patches = encoded.real_patches or 0
+        real_patches = encoded.projector_patches or 0
         return {
             "pixel_values": torch.ones(1, encoded.rows, flat),
             "spatial_shapes": torch.tensor([[rule.merge, real_patches // rule.merge]]),
@@ -238,7 +240,7 @@ def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> 
         assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_flops_of) == counter.get_total_flops(), seconds
 
 
-def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> None:
+def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: InputSizes) -> None:
     """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
     tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
     batch = encoded.tile_or_clip_count, encoded.rows

@@ -26,7 +26,7 @@ from llmcalc.components.inputs import IMAGE_RULES, ImageInput
 from llmcalc.components.inputs.audio_chunks import AudioChunks
 from llmcalc.components.inputs.audio_clips import AudioClips
 from llmcalc.components.inputs.audio_recording import AudioRecording
-from llmcalc.components.inputs.base import EncodedInput
+from llmcalc.components.inputs.base import InputSizes
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
 from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES
@@ -676,7 +676,7 @@ def test_audio_of_ultravox_is_read_in_its_length(
 ) -> None:
     """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
     encoded = AudioClips(merge=8, several=True, fits=True).encode(seconds)
-    assert encoded == EncodedInput(parts, frames, 1, tokens, padded_frames)
+    assert encoded == InputSizes(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:

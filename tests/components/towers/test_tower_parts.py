@@ -32,7 +32,7 @@ from llmcalc.workload.run_config import RunConfig
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 
-KINDS: list[Any] = TOWERS.classes()
+KINDS: list[Any] = TOWERS.load_component_classes()
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
 ]

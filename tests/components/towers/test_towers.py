@@ -24,7 +24,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.huggingface.towers import sections_of
-from llmcalc.witnesses.module_measurements import buffers, parameters
+from llmcalc.witnesses.module_measurements import buffer_counts_by_path, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import build_class_model, verify_config
 from llmcalc.workload.inputs import Inputs
@@ -74,7 +74,10 @@ def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
     (table, notes), (other, _) = read_config({**flat, "vision_token_id": 7}), read_config(nested)
     assert table == other
     assert not notes
-    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(flat))[""]
+    assert (
+        params(ModelSpec.model_validate(table), with_towers=True).total
+        == parameter_counts_by_path(build_class_model(flat))[""]
+    )
 
 
 # --- vision and audio encoders with the text model --------------------------------------------------------------------
@@ -151,14 +154,16 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     config = wrapped(kind, shape)
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build_class_model(config)
-    nodes, counted = towers_of(spec), parameters(model)
+    nodes, counted = towers_of(spec), parameter_counts_by_path(model)
     known = {place: [name for name in names if name in nodes] for place, names in WRAPPERS[kind][1].items()}
     assert not [note for note in notes if "not counted" not in note and "loaded untied" not in note]
     assert sorted(nodes) == sorted(name for names in known.values() for name in names)
     for place, names in known.items():
         assert sum(nodes[name].total(total_params_of) for name in names) == held(model, place), place
     assert params(spec, with_towers=True).total == counted[""] == params(spec).total + params(spec).left_out["towers"]
-    elements = sum(count for path, count in buffers(model).items() if path.removeprefix("model.") in known)
+    elements = sum(
+        count for path, count in buffer_counts_by_path(model).items() if path.removeprefix("model.") in known
+    )
     assert sum(node.total(buffer_elements_of) for node in nodes.values()) == elements
 
 
@@ -179,7 +184,10 @@ def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
     config = wrapped(kind, WRAPPERS[kind][2][0])
     config = {**config, **({section: {**config[section], **fields}} if section else fields)}
     table, notes = read_config(config)
-    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
+    assert (
+        params(ModelSpec.model_validate(table), with_towers=True).total
+        == parameter_counts_by_path(build_class_model(config))[""]
+    )
     assert not [note for note in notes if "unrecognised" in note]
 
 
@@ -291,13 +299,13 @@ def test_an_image_encoder_before_a_decoder_holds_what_its_class_holds(
         },
     }
     spec = ModelSpec.model_validate(read_config(config)[0])
-    assert params(spec, with_towers=True).total == parameters(build_class_model(config))[""]
+    assert params(spec, with_towers=True).total == parameter_counts_by_path(build_class_model(config))[""]
 
 
 def test_muse_spark_sees_as_muse_glimmer_does() -> None:
     shape = {**WRAPPERS["muse_glimmer"][2][0], "audio_config": {"out_hidden_size": 32}}
     config = wrapped("muse_spark", {**shape, "architectures": ["MuseSparkForConditionalGeneration"]})
-    spec, modules = spec_of(config), parameters(build_class_model(config))
+    spec, modules = spec_of(config), parameter_counts_by_path(build_class_model(config))
     vision_modules = {f"model.{name}" for name in WRAPPERS["muse_glimmer"][1]}
     assert sum(node.total(total_params_of) for node in towers_of(spec).values()) == sum(
         modules[name] for name in vision_modules
@@ -454,7 +462,10 @@ def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> 
     table, notes = read_config(config)
     assert notes
     assert all("not given; its encoder has its class's defaults" in note for note in notes)
-    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
+    assert (
+        params(ModelSpec.model_validate(table), with_towers=True).total
+        == parameter_counts_by_path(build_class_model(config))[""]
+    )
 
 
 def test_a_class_that_needs_an_image_says_so(run: Any, tmp_path: Path) -> None:
@@ -526,7 +537,7 @@ def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
         spec = ModelSpec.model_validate(table)
         assert {name: node.total(total_params_of) for name, node in towers_of(spec).items()} == {
             "vision_tower": TIMM["parameters"],
-            **{name: parameters(m)[""] for name, m in modules.items()},
+            **{name: parameter_counts_by_path(m)[""] for name, m in modules.items()},
         }
         assert not notes
         verdict = verify_reference(spec)

@@ -479,6 +479,6 @@ def test_the_format_of_experts_may_stand_beside_the_table() -> None:
 )
 def test_presets_with_experts_of_four_bits_have_the_bytes_of_their_checkpoints(name: str, gigabytes: int) -> None:
     preset = llmcalc.load(name)
-    scheme = scheme_of_config({"quantization_config": preset.stored_as})
+    scheme = scheme_of_config({"quantization_config": preset.storage_table})
     assert scheme is not None
     assert round(quantized_size(preset.model, scheme).total / 1e9) == gigabytes

@@ -438,9 +438,9 @@ WITHOUT_TABLE = frozenset(
 
 def test_presets_in_float8_state_how_their_weights_are_stored() -> None:
     in_float8 = [preset for preset in map(load_preset, model_names()) if preset.dtype == "float8"]
-    assert {preset.name for preset in in_float8 if preset.stored_as is None} == WITHOUT_TABLE
+    assert {preset.name for preset in in_float8 if preset.storage_table is None} == WITHOUT_TABLE
     for name in ("deepseek-v3", "deepseek-r1", "kimi-k2", "mimo-v2-flash"):
-        scheme = scheme_of_config({"quantization_config": llmcalc.load(name).stored_as})
+        scheme = scheme_of_config({"quantization_config": llmcalc.load(name).storage_table})
         assert scheme is not None
         assert scheme.label == "fp8-block128"
 

@@ -28,5 +28,5 @@ def step(run: OptimizerStep) -> None:
 
 
 OPTIMIZER = Optimizer(
-    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, takes_element_shards=True
+    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, supports_element_shards=True
 )

@@ -37,7 +37,7 @@ class TemperedAttention(TokenMixer):
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-    def length_thresholds(self) -> tuple[int, ...]:
+    def cost_thresholds(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def with_kv_heads(self, number: int, width: int) -> Self:

@@ -19,7 +19,7 @@ from ..transient_bytes import no_transient_bytes
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: CudaRuntime) -> DeviceMemory:
     """The memory of one rank: that of one device."""
-    return run.memory.memory_on(runtime)
+    return run.memory.memory_for_runtime(runtime)
 
 
 def estimate(memory: Memory) -> PeakEstimate:

@@ -344,10 +344,10 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     training, fsdp = torchtitan_training(run.spec, run.training())
     setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace_bytes, fsdp)
     folded = counted_rank(setup, HOPPER)
-    assert folded.repeating
+    assert folded.repeating_stacks
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
     whole = counted_rank(setup, HOPPER)
-    assert not whole.repeating
+    assert not whole.repeating_stacks
     assert folded.memory(0, (), DIVIDED) == whole.memory(0, (), DIVIDED)
 
 
@@ -575,13 +575,13 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     assert sum(one.bytes for one in inputs) == group.gather_bytes == 2 * sum(shards)
     offloaded = fsdp_memory(spec, training, layout, 0, fsdp_settings=fsdp)
     on_device = fsdp_memory(spec, training, layout, 0, fsdp_settings=replace(fsdp, offloads_to_host=False))
-    weights, gradients, states = (term.bytes for term in offloaded.host)
+    weights, gradients, states = (term.bytes for term in offloaded.host_terms)
     every = [parameter for each in run.lowering.groups.values() for parameter in each.parameters]
     width = 4 if dtype == "float32" else 2
     assert weights == gradients == sum(pinned_bytes(width * parameter.shard_elements) for parameter in every)
     assert states == sum(2 * width * parameter.shard.count + 4 for parameter in every)  # two moments and a step count
     assert offloaded.exact_bytes < on_device.exact_bytes
-    assert on_device.host == ()
+    assert on_device.host_terms == ()
 
 
 def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
@@ -920,16 +920,16 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.plus_sum(size, in_place)
+        sums = sums.with_addition(size, in_place)
 
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
-    run.graph.on_sum = add
+    run.graph.gradient_sum_hook = add
     run.set_up()
     for _ in range(2):
         run.step()
     assert read_events(events).gradient_sums == sums
-    assert sums.in_place > 0
-    assert sums.out_of_place > 0
+    assert sums.in_place_bytes > 0
+    assert sums.out_of_place_bytes > 0
 
 
 class Unwatched:

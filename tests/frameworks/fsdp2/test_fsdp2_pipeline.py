@@ -116,10 +116,10 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
     run.set_up()
     run._take_batch()
     chunk = run.chunks[0]
-    before = meter.now
+    before = meter.live_bytes
     chunk.forward_one_chunk(0)
     chunk.backward_one_chunk(0, None)
-    assert meter.now - before == 2 * layer * (2 + 4)
+    assert meter.live_bytes - before == 2 * layer * (2 + 4)
 
 
 def test_a_step_of_several_schedules_adds_up_shards() -> None:
@@ -188,10 +188,10 @@ def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, 
     run = ShardedRank(setup, meter := Meter())
     run.set_up()
     run.run_passes()
-    passes = meter.now
+    passes = meter.live_bytes
     run.update()
     run.zero_grad()
-    return passes, meter.now
+    return passes, meter.live_bytes
 
 
 def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
@@ -221,10 +221,10 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
         run = ShardedRank(setup, meter := Meter())
         run.set_up()
         run._take_batch()
-        held.append(meter.now)
-        assert (meter.peak > meter.now) == infers
+        held.append(meter.live_bytes)
+        assert (meter.peak_bytes > meter.live_bytes) == infers
         run.run_passes()
-        held.append(meter.now)
+        held.append(meter.live_bytes)
     assert held[2] - held[0] == 2 * (table + 2 * layer)
     assert held[3] == held[1]
 

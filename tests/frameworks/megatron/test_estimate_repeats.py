@@ -12,7 +12,7 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.layer_loops import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.module_visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
-from llmcalc.simulator.simulated_work import EFFORT
+from llmcalc.simulator.simulated_work import SIMULATED_WORK
 
 CASES = {
     "dense": ("llama3.2-1b", None, Layout(), 0),
@@ -31,12 +31,12 @@ def test_three_repeats_are_four_without_one(case: str) -> None:
     stage = list(stages(layout, spec.main.num_hidden_layers))[stage_number]
     long_run = StageRun(estimate, layout, stage, 4)
     four_repeats = long_run.run_passes(4)
-    units_before = EFFORT.units
+    units_before = SIMULATED_WORK.units
     three_repeats = long_run.passes_without_repeat()
-    counted_units, units_before = EFFORT.units - units_before, EFFORT.units
+    counted_units, units_before = SIMULATED_WORK.units - units_before, SIMULATED_WORK.units
     short_run = long_run if long_run.layers.has_one_kind else StageRun(estimate, layout, stage, 3)
     assert three_repeats == short_run.run_passes(3) != four_repeats
-    assert counted_units == EFFORT.units - units_before > 0
+    assert counted_units == SIMULATED_WORK.units - units_before > 0
 
 
 def visits(*layers_and_bytes: tuple[int, int]) -> PassVisits:
@@ -50,7 +50,7 @@ def visits(*layers_and_bytes: tuple[int, int]) -> PassVisits:
     )
 
 
-STACK = LayerStack("layers", layers_before=2, layer_period=1, repeats=9)
+STACK = LayerStack("layers", layers_before=2, layer_period=1, repeat_count=9)
 
 
 def test_a_repeat_that_differs_is_not_left_out() -> None:
@@ -60,7 +60,7 @@ def test_a_repeat_that_differs_is_not_left_out() -> None:
     assert (shorter_pass, saved_bytes) == (
         PassVisits(
             [
-                visit._replace(work_before=7 * i)
+                visit._replace(work_units_before=7 * i)
                 for i, visit in enumerate(visits((-1, 5), (2, 10), (3, 20), (5, 30), (-1, 35)).visits)
             ],
             35,

@@ -239,9 +239,9 @@ def test_an_answer_adds_up() -> None:
 
 def test_a_step_leaves_what_the_one_before_left() -> None:
     run = kept(*changed(LATENT))
-    before = run.meter.now
+    before = run.meter.live_bytes
     run_step(run)
-    assert run.meter.now == before
+    assert run.meter.live_bytes == before
 
 
 def test_products_that_add_gradients_themselves_keep_a_tensor_for_each_shape() -> None:
@@ -282,9 +282,9 @@ def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) 
     for name in (first, second):
         spec, settings = changed(DENSE, **arguments[name])
         run = kept(spec, settings)
-        before, x = run.meter.now, run.receive_hidden()
+        before, x = run.meter.live_bytes, run.receive_hidden()
         output = run.forward(run.chunks[0], x)
-        saved.append(run.meter.now - before)
+        saved.append(run.meter.live_bytes - before)
         del output
     assert saved[0] > saved[1]
 
@@ -293,12 +293,12 @@ def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     spec, settings = changed(DENSE, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     run = kept(spec, settings)
     run.chunks[0].input_tensor = x = run.receive_hidden()  # in the place of that of the step before, and its gradient
-    before = run.meter.now
+    before = run.meter.live_bytes
     output = run.forward(run.chunks[0], x)
     hidden, layers = x.bytes, len(run.chunks[0].stage.layers) if run.chunks[0].stage else 0
     logits = run.run_config.batch * run.run_config.workload.seq * spec.vocab_size // settings.tp
     head = 2 * hidden + 4 * logits  # input and output of the last norm, and the softmax
-    rest = run.meter.now - before - head - (layers - 1) * hidden
+    rest = run.meter.live_bytes - before - head - (layers - 1) * hidden
     assert 0 < rest < hidden / 20  # statistics, targets
     del output
 
@@ -454,7 +454,7 @@ def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
     one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
-    on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host
+    on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host_terms
     parameters = one_device.states.parameter_count.total / 2
     assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
     assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])
@@ -553,13 +553,13 @@ def test_an_interleaved_schedule_runs_every_micro_batch_on_every_rank(overlaps: 
     layout = settings.layout()
     for pp in range(layout.pp):
         run = kept(spec, settings, layout.rank(pp=pp))
-        before = run.meter.now
+        before = run.meter.live_bytes
         schedule = InterleavedSchedule(run)
         schedule.run()
         assert schedule.total == min(settings.microbatches, 3 * layout.pp) * layout.vpp
         assert not any(map(len, (*schedule.inputs, *schedule.outputs, *schedule.gradients)))
         del schedule
-        assert run.meter.now == before
+        assert run.meter.live_bytes == before
 
 
 def test_messages_that_are_received_early_stand_beside_the_pass_before() -> None:

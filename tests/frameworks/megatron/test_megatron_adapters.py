@@ -42,9 +42,9 @@ def saved_by(run: Memory, layout: Layout) -> int:
     """The bytes that stay between the forward and the backward pass of a micro-batch after the first."""
     rank, meter = rank_of(run, layout)
     run_step(rank)
-    start = meter.now
+    start = meter.live_bytes
     output = rank.forward(rank.chunks[0], None)
-    saved = int(meter.now - start)
+    saved = int(meter.live_bytes - start)
     rank.backward(None, output, None)
     return saved
 

@@ -85,9 +85,9 @@ def saved(one: MegatronSettings) -> int:
     """Bytes that the second forward pass leaves; what stays is there from the first."""
     run = run_of(one)
     run.backward(None, run.forward(run.chunks[0], None), None)
-    before = run.meter.now
+    before = run.meter.live_bytes
     made = run.forward(run.chunks[0], None)
-    found = int(run.meter.now - before)
+    found = int(run.meter.live_bytes - before)
     del made
     return found
 
@@ -100,7 +100,7 @@ def after(one: MegatronSettings) -> int:
     run = run_of(one)
     run_step(run)
     run_step(run)
-    return int(run.meter.now)
+    return int(run.meter.live_bytes)
 
 
 def test_scaled_logits_are_a_second_tensor_for_a_moment() -> None:

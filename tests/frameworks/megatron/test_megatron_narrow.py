@@ -63,9 +63,9 @@ def saved(layers: int, **changes: Any) -> int:
     run = RankRun(model_of_arguments(one, ""), one, 0, meter)
     run.set_up()
     run.backward(None, run.forward(run.chunks[0], None), None)  # weights in 8 bits are made
-    before = meter.now
+    before = meter.live_bytes
     made = run.forward(run.chunks[0], None)
-    found = int(meter.now - before)
+    found = int(meter.live_bytes - before)
     del made
     return found
 
@@ -171,7 +171,7 @@ def after_step(layers: int, **changes: Any) -> int:
     run.set_up()
     run_step(run)
     run_step(run)
-    return int(meter.now)
+    return int(meter.live_bytes)
 
 
 @pytest.mark.parametrize(

@@ -110,5 +110,5 @@ def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:
         trace,
         start_place=place_in_later_layer(trace.start_place, layers),
         end_place=place_in_later_layer(trace.end_place, layers),
-        place_peaks=[(place_in_later_layer(place, layers), *rest) for place, *rest in trace.place_peaks],
+        peaks_by_place=[(place_in_later_layer(place, layers), *rest) for place, *rest in trace.peaks_by_place],
     )

@@ -29,7 +29,7 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import kernel_variants
-from llmcalc.witnesses.distributed.parallel import keep_stage
+from llmcalc.witnesses.distributed.parallel import remove_other_stages
 from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.witnesses.training_loop import build_optimizers, token_ids
 from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT, without_shared_fields
@@ -86,7 +86,7 @@ def wrapped(
         model: Any = spec.reference()
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
-    keep_stage(model, stage.layers, stage.has_embedding, stage.has_head)
+    remove_other_stages(model, stage.layers, stage.has_embedding, stage.has_head)
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
@@ -227,14 +227,14 @@ def replayed(
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
-    found = [meter.now]
+    found = [meter.live_bytes]
     for _ in range(STEPS):
         meter.restart()
         run.run_passes()
-        found += [meter.peak, meter.now]
+        found += [meter.peak_bytes, meter.live_bytes]
         meter.restart()
         run.update()
-        found.append(meter.peak)
+        found.append(meter.peak_bytes)
         run.zero_grad()
-        found.append(meter.now)
+        found.append(meter.live_bytes)
     return found

@@ -41,13 +41,13 @@ def test_fewer_micro_batches_on_the_allocator(
 ) -> None:
     """Tensors stay equal to the byte; the segments are an estimate, and say of how many micro-batches."""
     steps: list[int] = []
-    play = CachingAllocator.play
+    play = CachingAllocator.run_steps
 
     def counted(self: CachingAllocator, pieces: Any, *numbers: int) -> None:
         steps.append(len(pieces))
         play(self, pieces, *numbers)
 
-    monkeypatch.setattr(CachingAllocator, "play", counted)
+    monkeypatch.setattr(CachingAllocator, "run_steps", counted)
     whole = cluster_of(framework, layout, micro_batches).by_rank
     steps_of_all = sum(steps)
     steps.clear()

@@ -379,7 +379,7 @@ FLA = [
         "chunk_gated_delta_rule, alone",
         DELTA,
         lambda s: [*delta_inputs(s)[:3], *f32((s.B, s.T, s.HV)), *bf16((s.B, s.T, s.HV))],
-        lambda t, s, *xs: fla.chunk_gated_delta_rule_alone(t, *xs),
+        lambda t, s, *xs: fla.chunk_gated_delta_rule_without_norms(t, *xs),
         lambda s, q, k, v, g, beta: published(GDN)(q, k, v, g, beta)[0],
     ),
     KernelCase(

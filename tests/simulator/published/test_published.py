@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.components.evidence import part_evidence
+from llmcalc.components.evidence import evidence_of_component
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
@@ -69,7 +69,7 @@ def things(name: str, sizes: Of) -> set[Thing]:
     """The part that a module is, and its kernels."""
     case = MODULES[name]
     kernels = evidence_of_kernels(EagerKernels, program_of(case, sizes)[0], case.choices)
-    return Thing.of([part_evidence(case.part(sizes)), *kernels])
+    return Thing.of([evidence_of_component(case.part(sizes)), *kernels])
 
 
 def by_module(case: ModuleCase, sizes: Of) -> Held:
@@ -84,12 +84,12 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     meter.kind = "temporary"
 
     def once() -> Tensor:
-        run.values[id(x)] = input_tensor
+        run.tensors_by_value[id(x)] = input_tensor
         return run.run(program)
 
     once()  # makes the weights
-    run.left.clear()
-    base = meter.now
+    run.persistent_tensors.clear()
+    base = meter.live_bytes
     meter.restart()
     return held(meter, graph, once(), base, counts_saved=not case.recompute.layers)
 

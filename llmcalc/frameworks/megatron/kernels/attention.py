@@ -53,11 +53,11 @@ class AttentionKernels(LinearKernels):
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, because training has no cache."""
         for output_value, input_value in zip(operation.output_values, operation.input_values, strict=True):
-            self.bind(output_value, self.tensor_of(input_value))
+            self.store_without_reshape(output_value, self.tensor_of(input_value))
 
     def tensor_of(self, program_value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, its base tensor."""
-        tensor = self.values.get(id(program_value))
+        tensor = self.tensors_by_value.get(id(program_value))
         if tensor is not None:
             return tensor
         if program_value.view_source is None:
@@ -66,11 +66,11 @@ class AttentionKernels(LinearKernels):
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
-        self.bind(recorded_value, tensor)
+        self.store_without_reshape(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head once for all query heads that share it."""
-        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class AttentionKernels(LinearKernels):
         """Applies rotary embeddings to queries or keys."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         self.frames[-1].local_tensors[f"qkv_output of {operation.name} {id(operation)}"] = x
-        self.bind(operation.output_values[0], self.rotate(x))
+        self.store_without_reshape(operation.output_values[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
@@ -139,8 +139,8 @@ class AttentionKernels(LinearKernels):
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values[:3])
         heads = operation.output_values[0].axes[0].size
-        if operation.input_values[1].unrepeated is not None:
-            kv_heads = operation.input_values[1].unrepeated.axes[0].size
+        if operation.input_values[1].unrepeated_value is not None:
+            kv_heads = operation.input_values[1].unrepeated_value.axes[0].size
         else:
             kv_heads = operation.input_values[1].axes[0].size
         is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
@@ -159,7 +159,7 @@ class AttentionKernels(LinearKernels):
         else:
             attention_output = run_attention(qkv)
         del qkv
-        self.bind(operation.output_values[0], attention_output)
+        self.store_without_reshape(operation.output_values[0], attention_output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool

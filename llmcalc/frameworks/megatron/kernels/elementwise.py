@@ -27,11 +27,11 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         """Returns the tensor unchanged, since all activations have one number format."""
-        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[-1]))
+        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[-1]))
 
     def do_flat(self, operation: Step) -> None:
         """Returns the tensor unchanged, because every row already holds all heads of a token."""
-        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
@@ -39,10 +39,10 @@ class ElementwiseKernels(AttentionKernels):
         """Runs an activation, or leaves a gate's activation to the later multiplication."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self._is_gate(operation.output_values[0]):
-            self.bind(operation.output_values[0], x)
+            self.store_without_reshape(operation.output_values[0], x)
             return
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(operation.output_values[0], self.activation(x, bias))
+        self.store_without_reshape(operation.output_values[0], self.activation(x, bias))
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
@@ -70,7 +70,7 @@ class ElementwiseKernels(AttentionKernels):
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up from the output of one fused projection."""
         if operation.output_values[0].axes[0].name == "heads":
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0],
                 self.multiply_by_gate(
                     *(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
@@ -79,7 +79,7 @@ class ElementwiseKernels(AttentionKernels):
             return
         gate_and_up_output = self.gate_and_up(operation)
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(
+        self.store_without_reshape(
             operation.output_values[0],
             self.gated_activation(gate_and_up_output, bias, operation.output_values[0].width),
         )
@@ -113,7 +113,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_dropout(self, operation: Step) -> None:
         """Defers the dropout of a sublayer's output to the residual addition."""
-        self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.output_values[0]))
 
@@ -123,7 +123,7 @@ class ElementwiseKernels(AttentionKernels):
             (input_value for input_value in operation.input_values if id(input_value) in self.dropout_outputs), None
         )
         if dropout_output is None:
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0],
                 self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)),
             )
@@ -135,7 +135,7 @@ class ElementwiseKernels(AttentionKernels):
         sum_output = self.bias_dropout_add(
             self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual_value), bias
         )
-        self.bind(operation.output_values[0], sum_output)
+        self.store_without_reshape(operation.output_values[0], sum_output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""

@@ -104,7 +104,9 @@ class ExpertKernels(HeadKernels):
 
     def do_buffer(self, operation: Step) -> None:
         """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
-        self.bind(operation.output_values[0], empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32))
+        self.store_without_reshape(
+            operation.output_values[0], empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32)
+        )
 
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
@@ -155,7 +157,7 @@ class ExpertKernels(HeadKernels):
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
-        self.bind(operation.output_values[0], expert_rows)
+        self.store_without_reshape(operation.output_values[0], expert_rows)
 
     def do_combine(self, operation: Step) -> None:
         """Returns expert outputs to their tokens with the run's dispatcher."""
@@ -170,7 +172,7 @@ class ExpertKernels(HeadKernels):
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combines_in_one_function:
             local_tensors["output"] = combined_output
-        self.bind(operation.output_values[0], combined_output)
+        self.store_without_reshape(operation.output_values[0], combined_output)
 
     @property
     def local_experts(self) -> int:
@@ -400,7 +402,7 @@ class ExpertKernels(HeadKernels):
         """Runs one grouped linear layer of the experts."""
         output_value = operation.output_values[0]
         if id(operation) in self.pending_outputs:
-            self.bind(output_value, self.pending_outputs.pop(id(operation)))
+            self.store_without_reshape(output_value, self.pending_outputs.pop(id(operation)))
             return
         if self.rank_choices.uses_grouped_gemm:
             fused_operations = self.fused_expert_steps(operation)
@@ -411,7 +413,7 @@ class ExpertKernels(HeadKernels):
             )
             for expert_step in fused_operations:
                 if expert_step is operation:
-                    self.bind(output_value, expert_output)
+                    self.store_without_reshape(output_value, expert_output)
                 else:
                     self.pending_outputs[id(expert_step)] = expert_output
             return
@@ -437,7 +439,7 @@ class ExpertKernels(HeadKernels):
         expert_inputs = [x] if expert_count == 1 else self.aten.split(x, [rows_per_expert] * expert_count, 0)
         row_probs = [probs] if expert_count == 1 else self.aten.split(probs, [rows_per_expert] * expert_count, 0)
         input_width = x.shape[1]
-        self.forget(input_layers[0].input_values[0].storage)
+        self.free_value(input_layers[0].input_values[0].storage)
         del x, probs
         expert_outputs: list[Tensor] = []
         for i, (expert_input, expert_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
@@ -465,7 +467,7 @@ class ExpertKernels(HeadKernels):
                 lambda g, _: [Tensor(tensor_shape, g.dtype, g.storage, g.strides) for tensor_shape in output_shapes],
             )
         del expert_outputs
-        self.bind(output_layer.output_values[0], combined_output)
+        self.store_without_reshape(output_layer.output_values[0], combined_output)
 
     def expert_linear(
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
@@ -552,19 +554,23 @@ class ExpertKernels(HeadKernels):
             return
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self.rank_choices.fuses_weighted_activation:
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0], self.weighted_glu(x, self.row_probs, operation.output_values[0].width)
             )
             return
         activation_output = self.node_with_new_gradients("activation", (x,), self.empty_like(x), x)
         del x
-        self.bind(operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs))
+        self.store_without_reshape(
+            operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs)
+        )
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.input_values[0].width == 1:  # a number for each token
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
-            self.bind(operation.output_values[0], self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits)))
+            self.store_without_reshape(
+                operation.output_values[0], self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits))
+            )
             return
         if not self.has_expert_rows(operation):
             super().do_mul(operation)
@@ -574,9 +580,11 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.fuses_bias_and_activation:
             activation_output = self.gated_activation(gate, None, output_width)
             del gate
-            self.bind(operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs))
+            self.store_without_reshape(
+                operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs)
+            )
             return
-        self.bind(operation.output_values[0], self.weighted_glu(gate, self.row_probs, output_width))
+        self.store_without_reshape(operation.output_values[0], self.weighted_glu(gate, self.row_probs, output_width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""

@@ -203,7 +203,7 @@ class Fp8Kernels(DeltaKernels):
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(
-            local_rows, n_in, needs_columnwise=not gathers_rowwise_only and self.graph.enabled
+            local_rows, n_in, needs_columnwise=not gathers_rowwise_only and self.graph.is_grad_enabled
         )
         del norm_output
         self.quantize_weight(weight)
@@ -329,7 +329,7 @@ class Fp8Kernels(DeltaKernels):
                 operation.name,
             )
         weights, biases = self.expert_weights(operation, n_in, output_width, "expert")
-        quantized_input = self.quantize_experts(rows_per_expert, n_in, expert_count, self.graph.enabled)
+        quantized_input = self.quantize_experts(rows_per_expert, n_in, expert_count, self.graph.is_grad_enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
@@ -379,7 +379,7 @@ class Fp8Kernels(DeltaKernels):
         saves_16_bits: whether the saved input has 16 bits. is_scattered: whether output rows are reduce-scattered.
         """
         (n_rows, n_in), n_out = x.shape, weight.shape[0]
-        quantized_input = self.quantize(n_rows, n_in, needs_columnwise=not saves_16_bits and self.graph.enabled)
+        quantized_input = self.quantize(n_rows, n_in, needs_columnwise=not saves_16_bits and self.graph.is_grad_enabled)
         self.quantize_weight(weight)
         uses_user_buffers = self.rank_choices.has_user_buffers and is_scattered
         if uses_user_buffers:

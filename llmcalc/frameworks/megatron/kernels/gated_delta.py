@@ -57,7 +57,7 @@ class DeltaKernels(MambaKernels):
         query_projection = named_steps[PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
-        self.forget(input_value.storage)
+        self.free_value(input_value.storage)
         projected_input = self.column_linear(query_projection, x, sum(projection_widths[1:], projection_widths[0]))
         del x
         tokens = projected_input.shape[0] // batch
@@ -78,10 +78,12 @@ class DeltaKernels(MambaKernels):
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
-        delta_rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_alone
+        delta_rule = (
+            chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
+        )
         delta_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
-        self.bind(
+        self.store_without_reshape(
             output_projection.output_values[0],
             self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, delta_output, gate)),
         )

@@ -12,7 +12,7 @@ from ....flow.program import ModuleScope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
-from ....simulator.layer_pattern import layer_kinds, shortened_layers
+from ....simulator.layer_pattern import shortened_layers, types_of_layers
 from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .elementwise import ElementwiseKernels
@@ -32,7 +32,9 @@ class HeadKernels(ElementwiseKernels):
         saved_for_backward = [] if token_ids is None else [token_ids]
         self.node_with_new_gradients("embedding", (embedding_table,), embeddings, *saved_for_backward)
         del saved_for_backward
-        self.bind(table_output, self.enter_layers(embeddings) if self.is_in_multi_token_prediction else embeddings)
+        self.store_without_reshape(
+            table_output, self.enter_layers(embeddings) if self.is_in_multi_token_prediction else embeddings
+        )
 
     def do_unread_table(self, operation: Step) -> None:
         """Allocates an embedding table that no pass reads."""
@@ -60,8 +62,8 @@ class HeadKernels(ElementwiseKernels):
             self._free_layer_input(stack_input)
             embeddings = self.enter_layers(x)
             del x
-            embeddings.leaf |= self.layers_input_takes_gradient
-            self.values[id(stack_input)] = embeddings
+            embeddings.is_leaf |= self.layers_input_takes_gradient
+            self.tensors_by_value[id(stack_input)] = embeddings
             del embeddings
         if layer_scopes[0].node_fields.get("kind") != "mtp":
             self.run_layers_with_recompute(layer_scopes)
@@ -70,7 +72,7 @@ class HeadKernels(ElementwiseKernels):
             return
         last_hidden, storage = self.tensor_of(stack_input), stack_input.storage
         super().run_layers(layer_scopes)
-        self.bind(storage, last_hidden)  # the output layer reads it after them
+        self.store_without_reshape(storage, last_hidden)  # the output layer reads it after them
 
     @property
     def layers_input_takes_gradient(self) -> bool:
@@ -79,7 +81,11 @@ class HeadKernels(ElementwiseKernels):
         Sources: modelscope/mcore-bridge, model/gpt_model.py, always; Megatron-Bridge, peft/recompute.py, only then.
         """
         adapters, is_recomputed = self.rank_choices.adapters, self.rank_choices.recompute != "none"
-        return adapters is not None and self.graph.enabled and (adapters.library == "mcore-bridge" or is_recomputed)
+        return (
+            adapters is not None
+            and self.graph.is_grad_enabled
+            and (adapters.library == "mcore-bridge" or is_recomputed)
+        )
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
@@ -112,7 +118,7 @@ class HeadKernels(ElementwiseKernels):
             )
         hidden_states = self.tensor_of(stack_input)
         self._free_layer_input(stack_input)
-        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        layer_order = shortened_layers(types_of_layers(layer_scopes), self.run_repeats_by_stack.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):
@@ -132,7 +138,7 @@ class HeadKernels(ElementwiseKernels):
                 hidden_states = self.run_layer(group_frames[0], layer_input)
             del layer_input
             group_start = group_end
-        self.values[id(stack_output)] = hidden_states
+        self.tensors_by_value[id(stack_output)] = hidden_states
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
@@ -168,8 +174,8 @@ class HeadKernels(ElementwiseKernels):
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layers on an argument tensor, without access to the caller's other tensors."""
-            caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = {}, {}, list(outer_frames), {}
+            caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
+            self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = {}, {}, list(outer_frames), {}
             try:
                 hidden_states = arguments[0]
                 for layer_frame in layer_frames:
@@ -179,7 +185,7 @@ class HeadKernels(ElementwiseKernels):
                     del layer_input
                 return hidden_states
             finally:
-                self.values, self.bound, self.frames, self.memo = caller_state
+                self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = caller_state
 
         return run_group
 
@@ -218,7 +224,7 @@ class HeadKernels(ElementwiseKernels):
             and self.frames[-1].scope.node_fields.get("kind") == "mtp"
             and not self.is_output_layer(operation)
         ):
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0],
                 self._project_embedding_and_hidden(
                     operation, self.tensor_read_by(operation, operation.input_values[0])

@@ -28,11 +28,11 @@ class LinearKernels(RankKernels):
         norm_input, norm_output = operation.input_values[0], operation.output_values[0]
         if self.is_fused_norm(operation):
             self.waiting_norms[id(norm_output.storage)] = operation, self.module_path()
-            self.bind(norm_output, self.tensor_read_by(operation, norm_input))
+            self.store_without_reshape(norm_output, self.tensor_read_by(operation, norm_input))
             return
         x = self.tensor_read_by(operation, norm_input)
         row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
-        self.bind(norm_output, self.norm(x, operation, self.module_path(), row_count))
+        self.store_without_reshape(norm_output, self.norm(x, operation, self.module_path(), row_count))
 
     def is_fused_norm(self, operation: Step) -> bool:
         """Whether the linear layers that read a norm's output compute the norm themselves, as in Transformer Engine."""
@@ -123,20 +123,22 @@ class LinearKernels(RankKernels):
         """Runs a linear layer by its sharding: column-parallel, row-parallel or unsharded."""
         layer_output = operation.output_values[0]
         if id(operation) in self.pending_outputs:
-            self.bind(layer_output, self.pending_outputs.pop(id(operation)))
+            self.store_without_reshape(layer_output, self.pending_outputs.pop(id(operation)))
             return
         x = self.tensor_read_by(operation, operation.input_values[0])
         assert operation.weight is not None
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(layer_output, self.aten.scale(logits) if self.rank_choices.multiplies_logits else logits)
+            self.store_without_reshape(
+                layer_output, self.aten.scale(logits) if self.rank_choices.multiplies_logits else logits
+            )
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):
-            self.bind(layer_output, self.row_linear(operation, x))
+            self.store_without_reshape(layer_output, self.row_linear(operation, x))
         else:
-            self.bind(layer_output, self.undivided_linear(operation, x))
+            self.store_without_reshape(layer_output, self.undivided_linear(operation, x))
 
     def fused_column_steps(self, operation: Step) -> list[Step]:
         """Returns a module's column-parallel layers with the same input, which run as one matrix product."""
@@ -160,7 +162,7 @@ class LinearKernels(RankKernels):
         del linear_output, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
             if fused_step is operation:
-                self.bind(fused_step.output_values[0], layer_output)
+                self.store_without_reshape(fused_step.output_values[0], layer_output)
             else:
                 self.pending_outputs[id(fused_step)] = layer_output
 

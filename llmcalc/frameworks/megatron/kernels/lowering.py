@@ -12,7 +12,7 @@ from ....flow.record import Flow
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
 from ....simulator.checkpoint import Run
-from ....simulator.lowering import ENTRY, Lowering, ModuleFrame, Path
+from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, Path
 from ....simulator.meter import Block, NoMeter
 from ....simulator.strides import Shape
 from ....simulator.tensor import (
@@ -301,12 +301,12 @@ class RankKernels(Lowering):
         unmetered_kernels = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
-        unmetered_kernels.graph.enabled = False
-        unmetered_kernels.include = self.include
+        unmetered_kernels.graph.is_grad_enabled = False
+        unmetered_kernels.included_parts = self.included_parts
         unmetered_kernels.first_layer_index = self.first_layer_index
-        unmetered_kernels.run_only = self.run_only
+        unmetered_kernels.run_repeats_by_stack = self.run_repeats_by_stack
         stage_input = None
-        stage_input_value = program.entry
+        stage_input_value = program.stage_input
         if stage_input_value is not None:
             stage_input = unmetered_kernels.graph.new_tensor(
                 (self.local_rows(self.rows(stage_input_value)), stage_input_value.width), BFLOAT16
@@ -327,9 +327,9 @@ class RankKernels(Lowering):
         self.pending_outputs = {}
         if not self.readers:
             self._index_operations(program.root, program.root)
-        self.has_entry = program.entry is not None
+        self.has_entry = program.stage_input is not None
         if stage_input is not None:
-            self.inputs[ENTRY] = stage_input
+            self.inputs[STAGE_INPUT_KEY] = stage_input
         del stage_input
         return self.run(program)
 
@@ -385,7 +385,7 @@ class RankKernels(Lowering):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
-        module_input, module_output = module_scope.argument, module_scope.output
+        module_input, module_output = module_scope.module_argument, module_scope.output
         is_recomputed = (
             module_scope.node_fields.get("kind") in self.rank_choices.recomputed_module_kinds
             and module_call.layer_index is None
@@ -397,21 +397,21 @@ class RankKernels(Lowering):
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on an argument tensor, without access to the caller's other tensors."""
-            caller_state = self.values, self.bound, self.frames, self.memo
-            self.values = {id(module_input): arguments[0]}
-            self.bound = {}
+            caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
+            self.tensors_by_value = {id(module_input): arguments[0]}
+            self.view_ids = {}
             self.frames = list(outer_frames)
-            self.memo = {}
+            self.pass_memo = {}
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 return self.tensor_of(module_output)
             finally:
-                self.values, self.bound, self.frames, self.memo = caller_state
+                self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = caller_state
 
         checkpointed_output = self.checkpoint(run_module, [self.tensor_of(module_input)])
-        if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
-            self.forget(module_input.storage)
-        self.bind(module_output, checkpointed_output)
+        if self.last_reader_ids.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
+            self.free_value(module_input.storage)
+        self.store_without_reshape(module_output, checkpointed_output)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module, with its parameters in Megatron-LM's order.
@@ -438,7 +438,7 @@ class RankKernels(Lowering):
                 parameter for weight_and_bias in reversed(parameter_pairs) for parameter in weight_and_bias
             ]
             del self.ordered_parameters[first_parameter_index:]
-        elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
+        elif module_kind in ("experts", "lm_head") and module_scope.module_argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 
@@ -518,7 +518,7 @@ class RankKernels(Lowering):
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
-            was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+            was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
             outer_position = autograd_graph.meter.place
             recomputed_output = compute(
                 [
@@ -527,7 +527,7 @@ class RankKernels(Lowering):
                 ]
             )
             backward(autograd_graph, recomputed_output, output_gradient)
-            autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
+            autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with autograd_graph.no_grad():

@@ -41,7 +41,7 @@ class MambaKernels(LatentAttentionKernels):
         self.do_linear(input_projection)
         projected_value = input_projection.output_values[0]
         zxbcdt = self.tensor_of(projected_value)
-        self.forget(projected_value.storage)
+        self.free_value(projected_value.storage)
         batch, cp_size = self.run_config.batch, self.rank_choices.cp
         inner_width, conv_channels = scan_op.heads * scan_op.head_dim, convolution_step.output_values[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), scan_op.state)
@@ -103,7 +103,7 @@ class MambaKernels(LatentAttentionKernels):
                 aten, scan_output, self.weight("norm.weight", (inner_width,)), None, group_count
             )
         assert module_scope.output is not None or output_projection.output_values
-        self.bind(output_projection.output_values[0], self.row_linear(output_projection, scan_output))
+        self.store_without_reshape(output_projection.output_values[0], self.row_linear(output_projection, scan_output))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], copies_per_group: int) -> Tensor:
         """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).

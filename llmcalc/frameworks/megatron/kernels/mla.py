@@ -25,11 +25,11 @@ class LatentAttentionKernels(ExpertKernels):
                 self.split_columns(x, [part_value.width for part_value in operation.output_values]),
                 strict=True,
             ):
-                self.bind(part_value, part_view)
+                self.store_without_reshape(part_value, part_view)
             return
         self.split_parts[id(operation.input_values[0])] = operation.output_values
         for part_value in operation.output_values:
-            self.bind(part_value, x)
+            self.store_without_reshape(part_value, x)
 
     def do_rope(self, operation: Step) -> None:
         """Rotates the rotary part of queries, or of the key shared by all heads."""
@@ -37,9 +37,11 @@ class LatentAttentionKernels(ExpertKernels):
         if input_value.view_source is None:
             super().do_rope(operation)
         elif len(input_value.axes) == 1:
-            self.bind(operation.output_values[0], self._gather_shared_key(self.tensor_of(input_value)))
+            self.store_without_reshape(operation.output_values[0], self._gather_shared_key(self.tensor_of(input_value)))
         else:
-            self.bind(operation.output_values[0], self.tensor_of(input_value))  # in place, or by what joins the parts
+            self.store_without_reshape(
+                operation.output_values[0], self.tensor_of(input_value)
+            )  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
@@ -54,10 +56,10 @@ class LatentAttentionKernels(ExpertKernels):
         first_value, second_value = operation.input_values
         first_part, second_part = self.tensor_of(first_value), self.tensor_of(second_value)
         if first_part is second_part:
-            self.bind(operation.output_values[0], self._rotate_query(first_part))
+            self.store_without_reshape(operation.output_values[0], self._rotate_query(first_part))
             return
         if len(operation.output_values[0].axes) == 1:
-            self.bind(operation.output_values[0], self.aten.cat([first_part, second_part]))
+            self.store_without_reshape(operation.output_values[0], self.aten.cat([first_part, second_part]))
             return
         if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
@@ -70,10 +72,10 @@ class LatentAttentionKernels(ExpertKernels):
             first_part, second_part, operation.output_values[0], remaining_outputs[0]
         )
         del first_part, second_part
-        self.forget(first_value.view_source.storage)
+        self.free_value(first_value.view_source.storage)
         for output_value in remaining_outputs:
-            self.bind(output_value, value)
-        self.bind(operation.output_values[0], key)
+            self.store_without_reshape(output_value, value)
+        self.store_without_reshape(operation.output_values[0], key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""

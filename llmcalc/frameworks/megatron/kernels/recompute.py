@@ -50,12 +50,12 @@ class DiscardedOutputs:
     def recompute(self) -> None:
         """Recomputes the outputs with autograd, and restores the storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
-        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
         self.recomputed = self.run(
             [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
+        autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
         for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
             discarded_storage.share(recomputed_tensor.storage)
         self.storages = []
@@ -65,7 +65,7 @@ class DiscardedOutputs:
     ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
-        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         node_output = empty(UncountedMeter(), (1,), BFLOAT16)
@@ -75,7 +75,7 @@ class DiscardedOutputs:
         self.recomputed = []
         backward(autograd_graph, node_output, empty(UncountedMeter(), (1,), BFLOAT16))
         del node_output
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
+        autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
@@ -122,7 +122,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recomputed_module_kinds else ():
             if isinstance(module_item, ModuleScope) and module_item.node_fields.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
-                module_item.argument = module_steps[0].input_values[0]
+                module_item.module_argument = module_steps[0].input_values[0]
                 module_item.output = module_steps[-1].output_values[0]
         super()._index_operations(module_scope, module)
 
@@ -144,7 +144,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         del x
         if discarded_outputs is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded_outputs
-        self.bind(operation.output_values[0], norm_outputs[0])
+        self.store_without_reshape(operation.output_values[0], norm_outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
         """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
@@ -157,7 +157,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             sum_input = next(
                 input_value for input_value in operation.input_values if id(input_value.storage) != discarded_norm.reads
             )
-            self.bind(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded_norm))
+            self.store_without_reshape(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded_norm))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -206,12 +206,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     def _run_discardable_activation(self, operation: Step, discardable_function: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
-        self.bind(operation.output_values[0], activation_outputs[0])
+        self.store_without_reshape(operation.output_values[0], activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
         discarded_outputs = self.discarded_activation
-        x = self.values.get(id(operation.input_values[0]))
+        x = self.tensors_by_value.get(id(operation.input_values[0]))
         reads_discarded_output = (
             discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
         )
@@ -219,7 +219,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         super().do_experts(operation)
         if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0],
                 self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs),
             )
@@ -228,7 +228,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     def run_items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
-        if not (self.rank_choices.recompute_up_projections and self.graph.enabled):
+        if not (self.rank_choices.recompute_up_projections and self.graph.is_grad_enabled):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
@@ -266,7 +266,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
                 if id(input_value.storage) not in new_storage_ids
             }
             new_storage_ids |= {id(output_value.storage) for output_value in operation.output_values}
-        tensors_by_value_id = {value_id: self.values[value_id] for value_id in values_read if value_id in self.values}
+        tensors_by_value_id = {
+            value_id: self.tensors_by_value[value_id] for value_id in values_read if value_id in self.tensors_by_value
+        }
         super().run_items(down_projections)
         inputs_by_value = [
             (input_value, tensors_by_value_id.get(value_id) or self.tensor_of(input_value))
@@ -283,27 +285,34 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on argument tensors, without access to the caller's other tensors."""
-            caller_state = self.values, self.bound, self.frames, self.memo
+            caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
             tensors_by_value = {id(input_value): x for input_value, x in zip(input_values, input_tensors, strict=True)}
-            self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
+            self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = (
+                tensors_by_value,
+                {},
+                list(outer_frames),
+                {},
+            )
             try:
                 for operation in up_projections:
                     self.run_step(operation)
                 return [self.tensor_of(input_value) for input_value in attention_inputs]
             finally:
-                self.values, self.bound, self.frames, self.memo = caller_state
+                self.tensors_by_value, self.view_ids, self.frames, self.pass_memo = caller_state
 
         projection_outputs, discarded_outputs = self.run_discardable(run_up_projections, tensors)
         del tensors
         for input_value in input_values:
-            self.forget(input_value.storage)
+            self.free_value(input_value.storage)
         for input_value, output_tensor in zip(attention_inputs, projection_outputs, strict=True):
-            self.bind(input_value, output_tensor)
+            self.store_without_reshape(input_value, output_tensor)
         del projection_outputs
         self.run_step(attention_step)
         if discarded_outputs is not None:
             attention_output = attention_step.output_values[0]
-            self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
+            self.store_without_reshape(
+                attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs)
+            )
         super().run_items([*branch_items[attention_index + 1 :], *items[branches_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:

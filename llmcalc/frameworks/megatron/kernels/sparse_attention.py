@@ -63,7 +63,7 @@ class SparseAttentionKernels(Fp8Kernels):
         nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
         value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
         x = self.tensor_of(query_down.input_values[0])
-        self.forget(query_down.input_values[0].storage)
+        self.free_value(query_down.input_values[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
         kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope_dim])
@@ -98,7 +98,9 @@ class SparseAttentionKernels(Fp8Kernels):
             indexer_scope, x, query_latent, query, key, value_up_weight, token_shape
         )
         del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
-        self.bind(output_projection.output_values[0], self.row_linear(output_projection, attention_output))
+        self.store_without_reshape(
+            output_projection.output_values[0], self.row_linear(output_projection, attention_output)
+        )
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
         """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""

@@ -92,7 +92,9 @@ class AttentionKernels(Lowering):
     def do_repeat(self, operation: Step) -> None:
         x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
         if isinstance(operation.input_values[0].rows, QueryKeyPairs):
-            self.bind(operation.output_values[0], self.aten.repeat_interleave(x, heads // x.shape[1], 1))
+            self.store_without_reshape(
+                operation.output_values[0], self.aten.repeat_interleave(x, heads // x.shape[1], 1)
+            )
             return
         if operation.options["tiled"]:
             repeated_keys = self.aten.repeat(self.heads_first(x), heads // x.shape[2], 1)
@@ -118,11 +120,11 @@ class AttentionKernels(Lowering):
             cached_and_new_rows = self._append_new_rows(
                 operation.name, list(map(self.tensor_of, operation.input_values)), operation.options["limit"]
             )
-        if self.store is not None:
+        if self.cached_tensors_by_path is not None:
             for input_value in operation.input_values:
-                self.forget(input_value.storage)
+                self.free_value(input_value.storage)
         for output, tensor in zip(operation.output_values, cached_and_new_rows, strict=True):
-            self.bind(output, tensor)
+            self.store_without_reshape(output, tensor)
 
     def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and caches them for later tokens.
@@ -130,17 +132,21 @@ class AttentionKernels(Lowering):
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
         concatenated, and a window is a view of all rows.
         """
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             return new_rows
-        if self.paged:
+        if self.has_block_pool:
             return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), token_limit)
         aten, cache_key = self.aten, (*self.cache_path, cache_name)
-        concatenated_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
+        concatenated_rows = [[new_tensor] for new_tensor in self.cached_tensors_by_path.pop(cache_key, ())] or [
+            [] for _ in new_rows
+        ]
         with count_storages_as(self.graph.meter, "cache"):
             if token_limit is None:
                 for row_index, new_row in enumerate(new_rows):
                     concatenated_rows[row_index] = [self._concatenate([*concatenated_rows[row_index], new_row])]
-                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in concatenated_rows)
+                all_rows = self.cached_tensors_by_path[cache_key] = tuple(
+                    new_tensor for (new_tensor,) in concatenated_rows
+                )
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
                 self._concatenate(
@@ -154,7 +160,7 @@ class AttentionKernels(Lowering):
                 )
                 for cached_tensors, new_row in zip(concatenated_rows, new_rows, strict=True)
             )
-            self.store[cache_key] = tuple(
+            self.cached_tensors_by_path[cache_key] = tuple(
                 aten.slice(new_tensor, min(new_tensor.shape[1], token_limit), 1) for new_tensor in all_rows
             )
         return all_rows
@@ -183,7 +189,7 @@ class AttentionKernels(Lowering):
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache for attention: the pages for fused kernels, otherwise a copy."""
-        if self.paged and self.choices.attention != "flash":
+        if self.has_block_pool and self.choices.attention != "flash":
             return [self.aten.copy(x) for x in cached_tensors]
         return cached_tensors
 
@@ -285,11 +291,13 @@ class AttentionKernels(Lowering):
             return self.mask(operation, query_count, key_count)
         window, chunk = operation.options.get("window"), operation.options.get("chunk")
         mask_key = ("added mask", query_count, key_count, window, chunk)
-        if mask_key not in self.memo:
+        if mask_key not in self.pass_memo:
             visible_keys = self._visible_keys(query_count, key_count, causal, window, chunk)
-            self.memo[mask_key] = self.aten.new_tensor((self.run_config.batch, 1, query_count, key_count), self.dtype)
+            self.pass_memo[mask_key] = self.aten.new_tensor(
+                (self.run_config.batch, 1, query_count, key_count), self.dtype
+            )
             del visible_keys
-        mask: Tensor = self.memo[mask_key]
+        mask: Tensor = self.pass_memo[mask_key]
         return mask
 
     def _visible_keys(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:

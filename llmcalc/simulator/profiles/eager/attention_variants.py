@@ -37,7 +37,7 @@ class AttentionVariantKernels(AttentionKernels):
             raise self.unsupported("no kernels for scores of fewer key heads", operation.name)
         else:
             scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
-        self.bind(operation.output_values[0], scores)
+        self.store_without_reshape(operation.output_values[0], scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
         """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
@@ -64,15 +64,15 @@ class AttentionVariantKernels(AttentionKernels):
     def do_select(self, operation: Step) -> None:
         aten, scores = self.aten, self.tensor_of(operation.input_values[0])
         if operation.options["pool"] is not None:
-            self.memo["selected"] = self._tokens_of_pools(operation, scores)
+            self.pass_memo["selected"] = self._tokens_of_pools(operation, scores)
             return
         mask = self.mask(operation, *scores.shape[1:])
         selected_count = minimum(scores.shape[-1], operation.options["top_k"])
         scores = aten.masked_fill(scores, aten.new_like(mask))
         if self.choices.matches_transformers:
-            self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
+            self.pass_memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
         else:
-            self.memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
+            self.pass_memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
@@ -94,25 +94,25 @@ class AttentionVariantKernels(AttentionKernels):
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         aten, (q, *keys) = self.aten, map(self.tensor_of, operation.input_values)
-        mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.pass_memo["selected"]
         if self.choices.matches_transformers and not operation.options["lends"]:
-            del self.memo["selected"]  # a class keeps it in its layer
+            del self.pass_memo["selected"]  # a class keeps it in its layer
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
-                self.bind(operation.output_values[0], aten.new_tensor((1, selected_count), BOOL))
+                self.store_without_reshape(operation.output_values[0], aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
             gather_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [
                 aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys
             ]
-            self.bind(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
+            self.store_without_reshape(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.new_like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.bind(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
+        self.store_without_reshape(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
     def reads_selected(self, query_count: Any) -> bool:
@@ -124,15 +124,15 @@ class AttentionVariantKernels(AttentionKernels):
         for recorded_value, output, tensor in zip(
             operation.input_values[1:], operation.output_values[1:], keys, strict=True
         ):
-            self.values.pop(id(recorded_value), None)
-            self.bind(output, tensor)
+            self.tensors_by_value.pop(id(recorded_value), None)
+            self.store_without_reshape(output, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
         """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
         aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
-        self.forget(operation.input_values[0].storage)
+        self.free_value(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
         query_count, key_count = scores.shape[-2:]
         query_positions, key_positions = self.token_positions(query_count), self.token_positions(key_count)
@@ -151,7 +151,7 @@ class AttentionVariantKernels(AttentionKernels):
         )
         block_ranks = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(block_ranks), block_size, 3), key_count)
-        self.bind(
+        self.store_without_reshape(
             operation.output_values[0],
             aten.compare(
                 selected_mask, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
@@ -172,8 +172,8 @@ class AttentionVariantKernels(AttentionKernels):
             )
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.new_like(aten.slice(visible_mask, read_row_count))
-        self.values.pop(id(operation.input_values[0]), None)
-        self.bind(operation.output_values[0], visible_mask)
+        self.tensors_by_value.pop(id(operation.input_values[0]), None)
+        self.store_without_reshape(operation.output_values[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
     def attention_BlockAttentionCore(self, operation: Step) -> None:
@@ -212,16 +212,20 @@ class AttentionVariantKernels(AttentionKernels):
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             attention_weights = aten.slice(joint_probs, scores.shape[-1])
-            self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+            self.store_without_reshape(
+                operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"])
+            )
             return
         attention_weights = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+        self.store_without_reshape(
+            operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"])
+        )
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
         scores = [self.tensor_of(score_value) for score_value in score_values]
         for score_value in score_values:
-            self.forget(score_value.storage)
+            self.free_value(score_value.storage)
         return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection_masks: Sequence[Tensor]) -> Tensor:
@@ -259,7 +263,7 @@ class AttentionVariantKernels(AttentionKernels):
             ranked_keys = aten.new_like(mask)
             top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["key_limit"])
             mask = aten.scatter(aten.new_like(mask), top_keys, aten.gather(mask, top_keys))
-        self.bind(operation.output_values[0], mask)
+        self.store_without_reshape(operation.output_values[0], mask)
 
     def attention_MaskedAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

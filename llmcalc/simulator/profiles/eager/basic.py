@@ -87,7 +87,7 @@ class BasicKernels(Lowering):
         if index_source in (*BY_TOKEN, "chosen"):
             self.store_tensor(output, embeddings)
         else:
-            self.bind(output, embeddings)  # [rows, …]: all sequences share it
+            self.store_without_reshape(output, embeddings)  # [rows, …]: all sequences share it
 
     def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table by index."""
@@ -124,7 +124,7 @@ class BasicKernels(Lowering):
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
         parameter_key = (*self.module_path(), operation.name)
-        is_trained = self.adapters is None and not operation.op.frozen
+        is_trained = self.adapters is None and not operation.op.is_frozen
         self.store_tensor(
             operation.output_values[0],
             self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained),
@@ -254,7 +254,7 @@ class BasicKernels(Lowering):
         return self.aten.square(self.aten.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     def do_flat(self, operation: Step) -> None:
-        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def do_scale(self, operation: Step) -> None:
         self.store_tensor(operation.output_values[0], self.aten.scale(self.tensor_of(operation.input_values[0])))
@@ -364,5 +364,5 @@ class BasicKernels(Lowering):
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary], under autocast in float32 (autocast_mode.h)."""
         aten = self.aten
-        float_logits = logits if self.graph.autocast is None else aten.to(logits, FLOAT32)
+        float_logits = logits if self.graph.autocast_dtype is None else aten.to(logits, FLOAT32)
         return aten.nll_loss(aten.log_softmax(float_logits), labels)

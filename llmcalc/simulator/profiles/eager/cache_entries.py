@@ -22,7 +22,7 @@ class CacheEntryKernels(AttentionVariantKernels):
             if self.only_finds_parameters:
                 self.store_tensor(output, aten.new_tensor((shape[0], 1, *shape[2:]), x.dtype))
             else:
-                self.absent_values.add(id(output))
+                self.absent_value_ids.add(id(output))
             return
         window_row_count = shape[1] * shape[2]
         self.store_tensor(
@@ -48,8 +48,8 @@ class CacheEntryKernels(AttentionVariantKernels):
         for recorded_value, output, tensor in zip(
             operation.input_values, operation.output_values, row_tensors, strict=True
         ):
-            self.values.pop(id(recorded_value))
-            self.bind(output, tensor)
+            self.tensors_by_value.pop(id(recorded_value))
+            self.store_without_reshape(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
@@ -79,8 +79,8 @@ class CacheEntryKernels(AttentionVariantKernels):
             compressed_entries,
             *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows),
         )
-        self.values.pop(id(recorded_value), None)
-        self.bind(operation.output_values[0], compressed_entries)
+        self.tensors_by_value.pop(id(recorded_value), None)
+        self.store_without_reshape(operation.output_values[0], compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, compressed_entries) = self.aten, map(self.tensor_of, operation.input_values)
@@ -88,17 +88,19 @@ class CacheEntryKernels(AttentionVariantKernels):
             aten.new_like(self.token_positions(q.shape[1]))
         )
         entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
-        self.bind(operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1)))
+        self.store_without_reshape(
+            operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1))
+        )
 
     def do_value_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed_module(operation)
-        self.bind(operation.output_values[0], self.memo[operation.options["slot"]])
+        self.store_without_reshape(operation.output_values[0], self.pass_memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
         """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
         aten, (keys, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
-        top_blocks = self.memo["candidate blocks"]
+        top_blocks = self.pass_memo["candidate blocks"]
         block_size = operation.options["block_size"]
         entry_count = keys.shape[1]
         if self.reads_selected(top_blocks.shape[1]):
@@ -118,16 +120,16 @@ class CacheEntryKernels(AttentionVariantKernels):
                 keys, aten.expand(entry_indices, (*entry_indices.shape[:-1], keys.shape[-1]))
             )
             self.frames[-1].local_tensors["positions"] = positions
-            self.bind(operation.output_values[0], gathered_entries)
-            self.bind(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
+            self.store_without_reshape(operation.output_values[0], gathered_entries)
+            self.store_without_reshape(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
         candidate_indices = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
         candidate_indices = aten.slice(
             aten.repeat_interleave(aten.scatter(candidate_indices, top_blocks), block_size, 2), entry_count
         )
-        self.bind(operation.output_values[0], keys)
-        self.bind(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
+        self.store_without_reshape(operation.output_values[0], keys)
+        self.store_without_reshape(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
@@ -139,13 +141,13 @@ class CacheEntryKernels(AttentionVariantKernels):
         block_of_token = aten.new_like(self.token_positions(tokens))
         block_maxima = aten.scatter(block_maxima, block_of_token)
         ranked_blocks = aten.sort(block_maxima)[1]
-        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
+        self.pass_memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
         """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
         aten, (scores, weights, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
-        self.forget(operation.input_values[0].storage)
-        self.forget(operation.input_values[1].storage)
+        self.free_value(operation.input_values[0].storage)
+        self.free_value(operation.input_values[1].storage)
         weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(weights, 1, 2), -1))
         del weights
         weighted_scores = aten.sum(weighted_scores, 1)
@@ -159,30 +161,32 @@ class CacheEntryKernels(AttentionVariantKernels):
         positions = self.frames[-1].local_tensors.get("positions")
         if positions is not None:
             top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
-        self.bind(operation.output_values[0], top_entries)
+        self.store_without_reshape(operation.output_values[0], top_entries)
 
     def do_among(self, operation: Step) -> None:
         aten, (visible_mask, chosen_entries, compressed_entries) = (
             self.aten,
             map(self.tensor_of, operation.input_values),
         )
-        self.values.pop(id(operation.input_values[2]), None)
+        self.tensors_by_value.pop(id(operation.input_values[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
             entry_indices = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[1],
                 aten.gather(
                     compressed_entries,
                     aten.expand(entry_indices, (*entry_indices.shape[:-1], compressed_entries.shape[-1])),
                 ),
             )
-            self.bind(operation.output_values[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
+            self.store_without_reshape(operation.output_values[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
             return
-        self.bind(operation.output_values[1], compressed_entries)
+        self.store_without_reshape(operation.output_values[1], compressed_entries)
         selected_mask = aten.scatter(
             aten.expand(aten.new_like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
         )
-        self.bind(operation.output_values[0], aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1))
+        self.store_without_reshape(
+            operation.output_values[0], aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1)
+        )
 
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""

@@ -20,11 +20,11 @@ from .scans.module_steps import ModuleSteps
 QKV = ("q_proj", "k_proj", "v_proj")
 """The projections of a delta rule that one convolution reads."""
 
-DECODED = by_torch("tests/simulator/test_inference.py")
+DECODED_MODULES = by_torch("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
 
-@kernels_compared(DECODED)
+@kernels_compared(DECODED_MODULES)
 class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
@@ -50,7 +50,7 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
-        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.activation_names[0]
         has_heads = module_steps["x_proj"].verb == "experts"
         heads = module_steps["x_proj"].options["experts"].size if has_heads else 1
         inner_states, gate = aten.split(self.project(module_steps["in_proj"], x), [op.inner, op.inner])
@@ -128,7 +128,7 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
-        aten, op, activation_name = self.aten, module_steps.op("scan", ChunkedScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", ChunkedScan), module_steps.activation_names[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(module_steps["conv1d"].output_values[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
@@ -180,7 +180,7 @@ class DecodeStepKernels(ScanKernels):
     ) -> Tensor:
         """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
-        for operation in module_steps.all:
+        for operation in module_steps.steps:
             if operation.verb == "mul":
                 y = self.aten.mul(y, activated_gate)
             if operation.verb == "norm":
@@ -234,7 +234,7 @@ class DecodeStepKernels(ScanKernels):
             convolved_qkv, [module_steps[operation_name].output_values[0].width for operation_name in QKV]
         )
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
-        beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.all) else beta
+        beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.steps) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._delta_rule(q, k, v, None, beta)
@@ -285,7 +285,7 @@ class DecodeStepKernels(ScanKernels):
         del float_gate
         negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
         negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
-        if "softplus" in module_steps.acts:
+        if "softplus" in module_steps.activation_names:
             return aten.mul(aten.scale(negative_a, "neg"), aten.elementwise_function("softplus", gate_logits))
         return aten.scale(aten.elementwise_function("sigmoid", aten.mul(negative_a, gate_logits)))
 
@@ -327,7 +327,7 @@ class DecodeStepKernels(ScanKernels):
         if "f_proj" in module_steps:
             return self._decode_hgrn2(module_steps, x)
         aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
-        rope_operations = [operation for operation in module_steps.all if operation.verb == "rope"]
+        rope_operations = [operation for operation in module_steps.steps if operation.verb == "rope"]
         q, k = (
             self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
             for i, letter in enumerate("qk")
@@ -371,7 +371,7 @@ class DecodeStepKernels(ScanKernels):
         if "lower_bound" not in module_steps:
             return gate
         lower_bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
-        if any(operation.verb == "sub" for operation in module_steps.all):
+        if any(operation.verb == "sub" for operation in module_steps.steps):
             lower_bound = aten.sub(lower_bound, lower_bound)
         return aten.add(aten.mul(gate, aten.scale(lower_bound, "rsub")), lower_bound)
 
@@ -541,7 +541,7 @@ class DecodeStepKernels(ScanKernels):
     def decode_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.aten, module_steps["conv_1d"]
-        gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
+        gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.activation_names[0])
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(
@@ -572,10 +572,10 @@ class DecodeStepKernels(ScanKernels):
         """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""
         aten, op = self.aten, operation.op
         assert isinstance(op, BlockLinear)
-        block_width = exact_div(x.shape[-1], op.blocks)
-        weight = self.weight(f"{operation.name}.weight", (op.blocks, block_width, block_width))
-        bias = self.weight(f"{operation.name}.bias", (op.blocks, block_width))
-        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.blocks, block_width)), 0, 1), 0, 1)
+        block_width = exact_div(x.shape[-1], op.block_count)
+        weight = self.weight(f"{operation.name}.weight", (op.block_count, block_width, block_width))
+        bias = self.weight(f"{operation.name}.bias", (op.block_count, block_width))
+        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.block_count, block_width)), 0, 1), 0, 1)
         output = aten.baddbmm(aten.unsqueeze(bias, 1), input_blocks, aten.transpose(weight, 1, 2))
         return aten.unflatten(aten.flatten(aten.transpose(output, 0, 1), 1), 0, x.shape[:2])
 

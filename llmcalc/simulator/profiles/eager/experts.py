@@ -15,7 +15,7 @@ from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
 from ...autograd import record
-from ...lowering import CARRIED, Lowering
+from ...lowering import CARRIED_KEY, Lowering
 from ...strides import count
 from ...tensor import FLOAT32, INT32, INT64, Gradient, Tensor
 
@@ -103,7 +103,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(operation.output_values[1], top_indices)
 
     def do_carry(self, operation: Step) -> None:
-        x, slot_key = self.tensor_of(operation.input_values[0]), (CARRIED, operation.options["slot"])
+        x, slot_key = self.tensor_of(operation.input_values[0]), (CARRIED_KEY, operation.options["slot"])
         if len(operation.input_values) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
@@ -115,9 +115,9 @@ class ExpertKernels(Lowering):
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
             )
-        if len(operation.input_values) > 1 and slot_key in self.memo:
-            x = self.aten.add(x, self.aten.mul(self.memo[slot_key], self.tensor_of(operation.input_values[1])))
-        self.memo[slot_key] = x
+        if len(operation.input_values) > 1 and slot_key in self.pass_memo:
+            x = self.aten.add(x, self.aten.mul(self.pass_memo[slot_key], self.tensor_of(operation.input_values[1])))
+        self.pass_memo[slot_key] = x
         self.store_tensor(operation.output_values[0], x)
 
     # --- rows -------------------------------------------------------------------------------------------------------

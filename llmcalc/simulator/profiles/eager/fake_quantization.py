@@ -20,7 +20,9 @@ from .basic import BasicKernels
 class FakeQuantizationKernels(BasicKernels):
     """Kernels that round the operands of linear layers, and keep their number format."""
 
-    def rounded(self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool) -> tuple[Tensor, Tensor]:
+    def fake_quantized_operands(
+        self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool
+    ) -> tuple[Tensor, Tensor]:
         """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
 
         Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
@@ -29,7 +31,7 @@ class FakeQuantizationKernels(BasicKernels):
         qat_scheme = self.choices.fake_quantization
         if qat_scheme is None or (self.adapters is not None and not has_adapter):
             return x, weight
-        if qat_scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
+        if qat_scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.is_tied:
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)

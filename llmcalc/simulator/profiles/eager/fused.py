@@ -155,7 +155,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
             # the product reads the gate itself
-            self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         else:
             super().do_act(operation)
 
@@ -195,7 +195,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
-        computes_loss_in_chunks = self.choices.cross_entropy in LOSSES_WITH_HEAD and self.trained and self.graph.enabled
+        computes_loss_in_chunks = (
+            self.choices.cross_entropy in LOSSES_WITH_HEAD and self.has_trained_weights and self.graph.is_grad_enabled
+        )
         if not (computes_loss_in_chunks and operation.output_values[0] is self.result):
             super().do_linear(operation)
             return
@@ -215,8 +217,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             if operation.options["bias"]
             else None
         )
-        self.head = (operation, self.linear_weight(operation), bias)
-        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.head_of_loss = (operation, self.linear_weight(operation), bias)
+        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def output_rows(self, operation: Step) -> Number:
         row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep
@@ -232,8 +234,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return self._flash_loss(self._rows_of_logits(logits), labels)
         if self.choices.cross_entropy == "flash-in-place":
             return self._loss_in_place(self._rows_of_logits(logits), labels)
-        if self.head is not None:
-            (head_step, weight, bias), self.head = self.head, None
+        if self.head_of_loss is not None:
+            (head_step, weight, bias), self.head_of_loss = self.head_of_loss, None
             if self.choices.cross_entropy == "split":
                 return self._loss_chunk_by_chunk(head_step, logits, weight, bias, labels)
             if self.choices.cross_entropy == "recomputed":
@@ -397,7 +399,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def _chunk_logits(self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of a chunk of hidden states."""
-        x, weight = self.rounded(head_step, x, weight, has_adapter=False)
+        x, weight = self.fake_quantized_operands(head_step, x, weight, has_adapter=False)
         return self.product(x, weight, bias, head_step.output_values[0].width)
 
     @compared(TRL_CHUNKS, cross_entropy="recomputed")
@@ -460,7 +462,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         gradients = [aten.new_like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, counted_token_mask = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
-        writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
+        writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast_dtype in (None, x.dtype)
         with autograd_graph.no_grad():
             logits = aten.new_tensor((min(chunk_tokens, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
             for first_row in range(0, tokens, chunk_tokens):

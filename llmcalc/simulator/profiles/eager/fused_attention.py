@@ -44,7 +44,7 @@ class FusedAttention(AttentionKernels):
             self._is_read_in_module(verb, operation.output_values[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         else:
             super().do_repeat(operation)
 
@@ -67,7 +67,7 @@ class FusedAttention(AttentionKernels):
         )
         sinks = self.sinks_of(operation)
         has_other_sinks = sinks is not None and (not uses_flash or len(sinks.shape) == 2)
-        if not (uses_flash and not self.trained) and (has_score_terms or has_other_sinks):
+        if not (uses_flash and not self.has_trained_weights) and (has_score_terms or has_other_sinks):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no such selection; "
                 "expected eager",
@@ -182,7 +182,7 @@ class FusedAttention(AttentionKernels):
         selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = is_recorded(self.graph, (q, k, v))
-        dtype = self.graph.autocast or q.dtype
+        dtype = self.graph.autocast_dtype or q.dtype
         sdpa_call = SdpaCall(
             dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, is_mask_trained
         )

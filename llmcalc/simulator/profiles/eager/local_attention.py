@@ -44,12 +44,12 @@ class LocalAttentionKernels(PositionKernels):
         )
         x, heads, tokens = self.flat_tensor(recorded_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
-            self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
+            self.store_without_reshape(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
         neighbour_blocks = self._split_local_heads(
             self._join_neighbour_blocks(self._split_into_blocks(self._first_rows(x, tokens), block_size)), heads
         )
-        self.bind(
+        self.store_without_reshape(
             output,
             neighbour_blocks
             if recorded_value.rows == output.rows
@@ -140,7 +140,7 @@ class LocalAttentionKernels(PositionKernels):
         q, k, v = map(self.tensor_of, operation.input_values)
         assert isinstance(operation.op, LocalAttentionCore)
         tokens, op = self.run_config.new_rows(operation.output_values[0].rows), operation.op
-        mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
+        mask, bias = self.pass_memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]
         attention_output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias

@@ -20,7 +20,7 @@ from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradie
 from .fake_quantization import FakeQuantizationKernels
 from .scans.module_steps import module_steps
 
-TOGETHER = "qkv_proj"
+FUSED_QKV_NAME = "qkv_proj"
 """The name of that product."""
 
 
@@ -51,7 +51,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
             embedded_rows = self.tensor_of(operation.output_values[0])
-            embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
+            embedded_rows.is_leaf = self.graph.is_grad_enabled and embedded_rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
         """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's.
@@ -131,7 +131,10 @@ class LoraKernels(FakeQuantizationKernels):
             return tensors
         shapes: list[Shape] = [(adapters.rank, counted_op.op.n_in), (counted_op.op.n_out, adapters.rank)]
         shapes += [(counted_op.op.n_out,)] if adapters.has_magnitudes else []
-        return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.trained) for shape in shapes)]
+        return [
+            *tensors,
+            *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.has_trained_weights) for shape in shapes),
+        ]
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class LoraKernels(FakeQuantizationKernels):
             self.flat_tensor(operations[0].input_values[0]),
             [operation.output_values[0].width for operation in operations],
         )
-        total_width, layer_name = sum(output_widths), self._joined_layer_name(operations[0]) or TOGETHER
+        total_width, layer_name = sum(output_widths), self._joined_layer_name(operations[0]) or FUSED_QKV_NAME
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
@@ -277,15 +280,17 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported(
                 f"one product has one adapter; expected all of {projections_text} in --lora-targets, or none"
             )
-        return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, fused_product, weight, bias)
+        return self._add_adapter(
+            self._joined_layer_name(operations[0]) or FUSED_QKV_NAME, x, fused_product, weight, bias
+        )
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, output_widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         aten, adapters = self.aten, self.adapters
         assert adapters is not None
         total_width = sum(output_widths)
-        lora_a = self.adapter_matrix(f"{TOGETHER}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
-        lora_b = self.adapter_matrix(f"{TOGETHER}.lora_B", (total_width, adapters.rank))
+        lora_a = self.adapter_matrix(f"{FUSED_QKV_NAME}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
+        lora_b = self.adapter_matrix(f"{FUSED_QKV_NAME}.lora_B", (total_width, adapters.rank))
         low_rank_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
         adapter_output = aten.convolution(
             aten.transpose(low_rank_output, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1]
@@ -323,7 +328,7 @@ class LoraKernels(FakeQuantizationKernels):
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
         output_width, has_adapter = operation.output_values[0].width, self.has_adapter(operation)
-        rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
+        rounded_x, rounded_weight = self.fake_quantized_operands(operation, x, weight, has_adapter)
         if not has_adapter:
             return self.product(rounded_x, rounded_weight, bias, output_width)
         return self._add_adapter(
@@ -368,9 +373,9 @@ class LoraKernels(FakeQuantizationKernels):
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
             if adapters.base_storage != "int8":
                 base_output = aten.copy(base_output)
-            adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
+            adapter_input = x if self.graph.autocast_dtype is not None else aten.to(x, adapters.dtype)
             summed_output = self._scaled_adapter(adapter_input, lora_a, lora_b)
-            if self.graph.autocast is None:
+            if self.graph.autocast_dtype is None:
                 summed_output = aten.to(summed_output, dtype)
             return aten.add(base_output, summed_output)
         adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
@@ -395,7 +400,10 @@ class LoraKernels(FakeQuantizationKernels):
         """
         aten, adapters, output_dtype = self.aten, self.adapters, base_output.dtype
         assert adapters is not None
-        is_peft, casts_operands = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
+        is_peft, casts_operands = (
+            adapters.library == "peft",
+            self.graph.autocast_dtype is None or weight.dtype is not UINT8,
+        )
         if is_peft and weight.dtype is UINT8:
             base_output = aten.copy(base_output)
         original_output = base_output

@@ -34,7 +34,9 @@ class PositionKernels(AttentionVariantKernels):
         output = operation.output_values[0]
         heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
         alibi_key = ("alibi", heads, query_count, key_count)
-        self.bind(output, self.compute_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
+        self.store_without_reshape(
+            output, self.compute_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count))
+        )
 
     def _alibi_bias(self, heads: Any, query_count: Any, key_count: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -49,7 +51,7 @@ class PositionKernels(AttentionVariantKernels):
         bias_table, q = operation.input_values
         query_positions = self.token_positions(self.run_config.new_rows(q.rows))
         key_positions = self.token_positions(self.run_config.available_rows(q.rows))
-        self.bind(
+        self.store_without_reshape(
             operation.output_values[0],
             self.bias_by_distance(
                 self.tensor_of(bias_table), query_positions, key_positions, operation.options["causal"]
@@ -94,19 +96,19 @@ class PositionKernels(AttentionVariantKernels):
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
         sinusoid_key = ("away", row_count, table_width)
-        if sinusoid_key not in self.memo:
+        if sinusoid_key not in self.pass_memo:
             angles = self._angle_table(
                 self.aten.new_like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2)
             )
-            self.memo[sinusoid_key] = self.aten.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
+            self.pass_memo[sinusoid_key] = self.aten.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.store_tensor(output, self.memo[sinusoid_key])
+        self.store_tensor(output, self.pass_memo[sinusoid_key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.aten.to(self.aten.cat([self.aten.new_like(angles), self.aten.new_like(angles)]), dtype)
 
     def core_TableScores(self, operation: Step) -> None:
-        self.bind(
+        self.store_without_reshape(
             operation.output_values[0],
             self.scores_by_row(self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])),
         )
@@ -114,7 +116,9 @@ class PositionKernels(AttentionVariantKernels):
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
         x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values)
-        self.bind(operation.output_values[0], self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
+        self.store_without_reshape(
+            operation.output_values[0], self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2))
+        )
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
@@ -126,7 +130,9 @@ class PositionKernels(AttentionVariantKernels):
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
-        self.bind(operation.output_values[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
+        self.store_without_reshape(
+            operation.output_values[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2])
+        )
 
     def do_rows_of_distances(self, operation: Step) -> None:
         output = operation.output_values[0]
@@ -141,8 +147,8 @@ class PositionKernels(AttentionVariantKernels):
             self._query_and_key_counts(operation),
         )
         distance_key = ("distance", query_count, key_count, distance_options["binned"])
-        if distance_key in self.memo:
-            distance_indices = self.memo[distance_key]
+        if distance_key in self.pass_memo:
+            distance_indices = self.pass_memo[distance_key]
         else:
             distance_indices = (
                 self._bin_distances(query_count, key_count)
@@ -150,10 +156,10 @@ class PositionKernels(AttentionVariantKernels):
                 else self._relative_positions(query_count, key_count)
             )
         if distance_options["stored"]:
-            self.memo[distance_key] = distance_indices
+            self.pass_memo[distance_key] = distance_indices
         for needs_copy in (distance_options["shifted"], distance_options["clamped"]):
             distance_indices = aten.new_like(distance_indices) if needs_copy else distance_indices
-        self.bind(operation.output_values[0], distance_indices)
+        self.store_without_reshape(operation.output_values[0], distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
@@ -170,9 +176,9 @@ class PositionKernels(AttentionVariantKernels):
         aten, (scores, distance_indices) = self.aten, map(self.tensor_of, operation.input_values)
         distance_indices = aten.expand(distance_indices, (*scores.shape[:-1], distance_indices.shape[-1]))
         if operation.options["by_key"]:
-            self.bind(
+            self.store_without_reshape(
                 operation.output_values[0],
                 aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2),
             )
         else:
-            self.bind(operation.output_values[0], aten.gather(scores, distance_indices))
+            self.store_without_reshape(operation.output_values[0], aten.gather(scores, distance_indices))

@@ -35,7 +35,7 @@ class ResidualStreamKernels(Lowering):
 
     def do_stack(self, operation: Step) -> None:
         first_stream, other_streams = operation.input_values
-        outputs = self.stacks.pop(id(other_streams))
+        outputs = self.stacked_outputs.pop(id(other_streams))
         self.store_tensor(operation.output_values[0], self.aten.stack([self.tensor_of(first_stream), *outputs], 2))
 
     def core_Product(self, operation: Step) -> None:
@@ -79,13 +79,13 @@ class ResidualStreamKernels(Lowering):
             operation.options["slot"],
         )
         self.refuse_recomputed_module(operation)
-        if weights_key not in self.memo:
+        if weights_key not in self.pass_memo:
             stream_count = x.shape[-1]
             first_stream = self.aten.select(self.aten.new_tensor((stream_count, stream_count), x.dtype), 0)
-            self.memo[weights_key] = self.aten.expand(first_stream, x.shape)
-        self.store_tensor(output, self.memo[weights_key])
+            self.pass_memo[weights_key] = self.aten.expand(first_stream, x.shape)
+        self.store_tensor(output, self.pass_memo[weights_key])
         if operation.options["keeps"]:
-            self.memo[weights_key] = x
+            self.pass_memo[weights_key] = x
 
     def do_root_mean_square(self, operation: Step) -> None:
         aten, x = self.aten, self.tensor_of(operation.input_values[0])

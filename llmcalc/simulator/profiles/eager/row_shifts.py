@@ -30,7 +30,7 @@ class RowShiftKernels(Lowering):
         output = operation.output_values[0]
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached_tensors(operation.options["state"])
         if cached_rows is not None:
-            self.absent_values.add(id(output))
+            self.absent_value_ids.add(id(output))
         else:
             self.store_tensor(
                 output, self.aten.new_tensor(self.shape(output), self.tensor_of(operation.input_values[0]).dtype)
@@ -39,11 +39,11 @@ class RowShiftKernels(Lowering):
     def do_resumed(self, operation: Step) -> None:
         cached_rows, output = self.cached_tensors(operation.options["state"]), operation.output_values[0]
         if cached_rows is not None:
-            self.bind(output, self.aten.unsqueeze(cached_rows[operation.options["index"]], 1))
+            self.store_without_reshape(output, self.aten.unsqueeze(cached_rows[operation.options["index"]], 1))
         elif self.is_from_earlier_pass(operation.input_values[0]):
-            self.absent_values.add(id(output))
+            self.absent_value_ids.add(id(output))
         else:
-            self.bind(output, self.tensor_of(operation.input_values[0]))
+            self.store_without_reshape(output, self.tensor_of(operation.input_values[0]))
 
     def do_delayed(self, operation: Step) -> None:
         x, previous_row = map(self.tensor_of, operation.input_values)

@@ -31,16 +31,16 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     """Kernels of inference that allocate no tensor with an element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
-    selectable_entries: number of the entries that the current module may select from.
+    selectable_entry_count: number of the entries that the current module may select from.
     """
 
     joint_output: Value | None = None
-    selectable_entries: Number = 0
+    selectable_entry_count: Number = 0
 
     @property
     def computes_scores_in_kernel(self) -> bool:
         """Whether one kernel computes all of attention, including every score term and mask."""
-        return self.choices.attention == "flash" and not self.trained
+        return self.choices.attention == "flash" and not self.has_trained_weights
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
@@ -93,7 +93,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     def do_keep(self, operation: Step) -> None:
         for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value):
-                self.memo[value_name] = self.tensor_of(recorded_value)
+                self.pass_memo[value_name] = self.tensor_of(recorded_value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
         query_count = self.run_config.new_rows(operation.input_values[1].rows)
         logits = self.indexer_logits(batch * query_count, key_count)
-        self.memo["selected"] = self.aten.new_tensor(
+        self.pass_memo["selected"] = self.aten.new_tensor(
             (batch, query_count, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
@@ -122,19 +122,21 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.input_values[1].rows))
         block_count = ceil_div(keys.shape[1], operation.options["block"])
         scores = self.aten.new_tensor((*shape, block_count), FLOAT32)
-        self.bind(output, self.aten.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
+        self.store_without_reshape(
+            output, self.aten.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32)
+        )
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
-        selectable_entries = self.selectable_entries
+        selectable_entries = self.selectable_entry_count
         batch, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
         logits = self.indexer_logits(batch * query_count, selectable_entries)
         if operation.options["finds"] is not None:
             block_count, entries_per_block = operation.options["finds"]
-            self.memo["candidate blocks"] = self.aten.new_tensor(
+            self.pass_memo["candidate blocks"] = self.aten.new_tensor(
                 (batch, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
             )
-        self.bind(
+        self.store_without_reshape(
             operation.output_values[0],
             self.aten.new_tensor((batch, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
@@ -143,18 +145,18 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     def serve_candidates(self, operation: Step) -> None:
         """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
         keys = self.tensor_of(operation.input_values[0])
-        chosen_block_count = self.memo["candidate blocks"].shape[-1]
-        self.selectable_entries = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
-        self.bind(operation.output_values[0], keys)
+        chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
+        self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
+        self.store_without_reshape(operation.output_values[0], keys)
 
     def serve_whole_entries(self, operation: Step) -> None:
-        self.selectable_entries = self.tensor_of(operation.input_values[1]).shape[1]
+        self.selectable_entry_count = self.tensor_of(operation.input_values[1]).shape[1]
 
     def serve_among(self, operation: Step) -> None:
         selected_mask, entry_vectors = map(self.tensor_of, operation.input_values[1:])
-        self.values.pop(id(operation.input_values[2]), None)
-        self.bind(operation.output_values[0], selected_mask)
-        self.bind(operation.output_values[1], entry_vectors)
+        self.tensors_by_value.pop(id(operation.input_values[2]), None)
+        self.store_without_reshape(operation.output_values[0], selected_mask)
+        self.store_without_reshape(operation.output_values[1], entry_vectors)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         if operation.options["sinks"]:
             self.weight("sinks", (operation.output_values[0].axes[0].size,))
         self.joint_output = None
-        self.bind(operation.output_values[0], q)
+        self.store_without_reshape(operation.output_values[0], q)
 
     def serve_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
@@ -186,7 +188,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         ):
             a, b = map(self.tensor_of, operation.input_values)
             if a.storage is b.storage:
-                self.bind(operation.output_values[0], a)
+                self.store_without_reshape(operation.output_values[0], a)
                 return
         super().do_add(operation)
 

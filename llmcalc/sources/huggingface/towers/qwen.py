@@ -165,11 +165,11 @@ def _is_layer_index(layer_index: Any, depth: int) -> bool:
 def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     for field_name, published_name in KIMI_NAMES.items():
-        stated_value = config.data.get(field_name)
-        is_stated_twice = stated_value is not None and published_name in config.data
-        if is_stated_twice and config.data[published_name] != stated_value:
+        stated_value = config.config_fields.get(field_name)
+        is_stated_twice = stated_value is not None and published_name in config.config_fields
+        if is_stated_twice and config.config_fields[published_name] != stated_value:
             raise config.error(
-                published_name, config.data[published_name], f"{stated_value}, as {field_name} says, or none"
+                published_name, config.config_fields[published_name], f"{stated_value}, as {field_name} says, or none"
             )
     config.require_if_present("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.integer("hidden_size"))

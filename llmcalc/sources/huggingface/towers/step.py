@@ -22,10 +22,10 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads Step's encoder, two convolutions that each halve the sides of the grid, and one linear layer."""
     hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_eps"))
     for field_name, required_value in COUNTED_FLAGS.items():
-        if bool(config.data.get(field_name, required_value)) != required_value:
-            raise config.error(field_name, config.data[field_name], "true" if required_value else "false")
+        if bool(config.config_fields.get(field_name, required_value)) != required_value:
+            raise config.error(field_name, config.config_fields[field_name], "true" if required_value else "false")
     for field_name in ("layer_scale_init_value", "ls_init_value"):
-        if config.data.get(field_name, 0.1) is None:
+        if config.config_fields.get(field_name, 0.1) is None:
             raise config.error(field_name, None, "a number (layers without scaled outputs are not counted)")
     mlp_ratio = config.number("mlp_ratio")
     if not 1 <= hidden_size * mlp_ratio <= LARGEST:

@@ -27,7 +27,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             return self.decode_tokens(module_steps, x)
         q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
-        if self.store is not None:  # the kernel returns no state
+        if self.cached_tensors_by_path is not None:  # the kernel returns no state
             self.state_tensors(module_steps["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
             _state = aten.matmul(aten.transpose(aten.new_like(k), -1, -2), v)
             del _state
@@ -39,7 +39,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
         projections = {letter: self.project(module_steps[f"{letter}_proj"], x) for letter in "qkv"}
         rope_operations = dict(
-            zip("qk", (operation for operation in module_steps.all if operation.verb == "rope"), strict=False)
+            zip("qk", (operation for operation in module_steps.steps if operation.verb == "rope"), strict=False)
         )
         heads = []
         for projection_letter, projected_x in projections.items():
@@ -49,7 +49,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             y = self.aten.transpose(y, 1, 2)
             if projection_letter in rope_operations:
                 y = self.rotate(y, rope_operations[projection_letter])
-            heads.append(self.apply_activation(y, module_steps.acts[0]))
+            heads.append(self.apply_activation(y, module_steps.activation_names[0]))
         return heads
 
     def decode_tokens(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             gk = aten.scale(aten.elementwise_function("logsigmoid", gk), "div")
             q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        if x.shape[1] <= fla.FEW:
+        if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE:
             output = fla.fused_recurrent_decay(aten, q, k, v, gk)
         else:
             output = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
@@ -130,7 +130,9 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
         i = self.split_heads(i, op.value_dim)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        output = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
+        output = (fla.fused_recurrent_decay if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_gla)(
+            aten, q, k, i, g
+        )
         output = aten.flatten(output, 2)
         weight = self.unadapted_weight(module_steps["o_proj"])
         return fla.rms_norm_linear(
@@ -143,7 +145,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         if "lower_bound" not in module_steps:
             return aten.elementwise_function("logsigmoid", logits)
         lower_bound = self.weight("lower_bound", logits.shape[-1:])
-        if any(operation.verb == "sub" for operation in module_steps.all):  # the first layer's bound is 0
+        if any(operation.verb == "sub" for operation in module_steps.steps):  # the first layer's bound is 0
             return aten.elementwise_function("logsigmoid", aten.add(logits, aten.sub(lower_bound, lower_bound)))
         g, lower_bound = aten.elementwise_function("logsigmoid", logits), aten.to(lower_bound, FLOAT32)
         log_scaled_gate = aten.add(aten.elementwise_function("log1p", aten.scale(lower_bound, "neg")), g)
@@ -152,7 +154,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""
         feature_map_names = [
-            activation_name for activation_name in module_steps.acts if activation_name != "logsigmoid"
+            activation_name for activation_name in module_steps.activation_names if activation_name != "logsigmoid"
         ][: -1 if "g_proj" in module_steps else None]
         return self.apply_activation(x, feature_map_names[0]) if feature_map_names else x
 
@@ -161,12 +163,12 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         aten, (_batch, tokens, heads, head_size) = self.aten, q.shape
         q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
-        if cos_key not in self.left or not are_equal(self.left[cos_key].shape[0], tokens):
+        if cos_key not in self.persistent_tensors or not are_equal(self.persistent_tensors[cos_key].shape[0], tokens):
             cos, sin = fla.rotary_tables(aten, tokens, head_size, q)
-            if self.store is None:
-                self.left[cos_key], self.left[sin_key] = cos, sin
+            if self.cached_tensors_by_path is None:
+                self.persistent_tensors[cos_key], self.persistent_tensors[sin_key] = cos, sin
         else:
-            cos, sin = self.left[cos_key], self.left[sin_key]
+            cos, sin = self.persistent_tensors[cos_key], self.persistent_tensors[sin_key]
         q, k = fla.rotary_embedding(aten, q, cos, sin), fla.rotary_embedding(aten, k, cos, sin)
         return q, self._repeat_heads(k, heads)
 
@@ -177,9 +179,9 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def module_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
         aten, op = self.aten, module_steps.op("core", MatrixMemory)
-        chunk_rows = x.shape[1] if self.store is None else op.chunk
-        if not mlstm_kernels.supports(chunk_rows, op.chunk):
-            lengths_text = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}"
+        chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk_size
+        if not mlstm_kernels.supports(chunk_rows, op.chunk_size):
+            lengths_text = f"chunks of {op.chunk_size} tokens in sequences of {x.shape[1]}"
             smallest_chunk = mlstm_kernels.LEAST
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
@@ -192,11 +194,18 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)
-        if self.store is None:
-            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk)
+        if self.cached_tensors_by_path is None:
+            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk_size)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(module_steps["recurrent_state"])
+                aten,
+                q,
+                k,
+                v,
+                input_gate,
+                forget_gate,
+                op.chunk_size,
+                self._memory_states(module_steps["recurrent_state"]),
             )
             self.state_tensors(module_steps["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
@@ -224,7 +233,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         key, value, time_first, decay = map(self.tensor_of, operation.input_values)
         state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
         self.state_tensors(state_step, head_size, head_size, head_size)
-        has_cache = self.store is not None
+        has_cache = self.cached_tensors_by_path is not None
         self.store_tensor(
             operation.output_values[0], rwkv.rwkv_linear_attention(self.aten, decay, time_first, key, value, has_cache)
         )

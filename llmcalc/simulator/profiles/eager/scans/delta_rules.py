@@ -17,7 +17,7 @@ from .modules import ScanModuleKernels
 class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
-    def takes_float32_weights(self, module_steps: ModuleSteps) -> bool:
+    def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
         """Whether weights stay in float32 under autocast: those of a gated DeltaNet that runs as in transformers.
 
         Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
@@ -46,7 +46,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             projections = [self.project(module_steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
@@ -69,11 +69,11 @@ class DeltaRuleKernels(ScanModuleKernels):
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
         gate = self.project(module_steps["a_proj"], x)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        if self.store is not None and x.shape[1] <= fla.FEW:
+        if self.cached_tensors_by_path is not None and x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE:
             output = fla.fused_recurrent(aten, v)
         else:
             output = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             del gate
         g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         has_bias = module_steps["norm"].options["spec"].has_bias
@@ -90,10 +90,12 @@ class DeltaRuleKernels(ScanModuleKernels):
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x))
-        if any(operation.verb == "scale" for operation in module_steps.all):
+        if any(operation.verb == "scale" for operation in module_steps.steps):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        delta_rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.FEW else fla.chunk_delta_rule
+        delta_rule = (
+            fla.fused_recurrent_delta_rule if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_delta_rule
+        )
         output = delta_rule(aten, q, k, v, beta)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
@@ -145,7 +147,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
-        if "softplus" not in module_steps.acts:
+        if "softplus" not in module_steps.activation_names:
             g = aten.scale(aten.elementwise_function("sigmoid", aten.mul(decay_rate, g)))
         elif "f_proj" in module_steps:
             g = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", g))
@@ -191,7 +193,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
         Source: NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py.
         """
-        if self.store is not None:
+        if self.cached_tensors_by_path is not None:
             self.refuse_dynamic_filters(module_steps)
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k = (self.apply_activation(self.project(module_steps[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
@@ -241,7 +243,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         q, k, v, g = (self.split_heads(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
+        runs_recurrently = self.cached_tensors_by_path is not None and x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE
         output = (
             fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
         )

@@ -26,7 +26,9 @@ class MambaKernels(ScanModuleKernels):
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         if module_steps["x_proj"].verb == "experts":
             return self.mamba_with_heads(module_steps, x)
-        has_fused_kernel = 2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.acts[0] == "silu"
+        has_fused_kernel = (
+            2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.activation_names[0] == "silu"
+        )
         if has_fused_kernel and "dt_norm" not in module_steps:
             return self.mamba(module_steps, x)
         return self.mamba_step_by_step(module_steps, x)
@@ -49,7 +51,7 @@ class MambaKernels(ScanModuleKernels):
         a = self.state_decay((op.inner, op.state))
         d, dt_bias = self.weight("D", (op.inner,)), self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
-        if self.bias(out_proj_step) is None and self.store is None:
+        if self.bias(out_proj_step) is None and self.cached_tensors_by_path is None:
             return mamba_ssm.mamba_inner_fn(
                 aten,
                 xz,
@@ -73,7 +75,7 @@ class MambaKernels(ScanModuleKernels):
         d, dt_bias = aten.to(d, FLOAT32), aten.to(dt_bias, FLOAT32)
         y, _last_state = mamba_ssm.selective_scan_with_states(aten, u, dt, a, b, c, d, z, dt_bias)
         del d, dt_bias
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
         y = aten.transpose(y, 1, 2)
@@ -90,7 +92,7 @@ class MambaKernels(ScanModuleKernels):
 
         An activation that the kernels do not have runs after them.
         """
-        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.activation_names[0]
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
@@ -113,7 +115,7 @@ class MambaKernels(ScanModuleKernels):
         y, _last_state = mamba_ssm.selective_scan_with_states(
             aten, u, dt, a, b, c, d, gate if activation_name == "silu" else None, dt_bias
         )
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
         if activation_name != "silu":
@@ -122,7 +124,7 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba_with_heads(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
-        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.activation_names[0]
         heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
         dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
@@ -157,7 +159,7 @@ class MambaKernels(ScanModuleKernels):
                 if activation_name == "silu"
                 else aten.mul(y, self.apply_activation(aten.select(gate, 0), activation_name))
             )
-            if self.store is not None:
+            if self.cached_tensors_by_path is not None:
                 _states.append(last_state)
             del last_state
         y = aten.cat(outputs, 1)
@@ -172,7 +174,9 @@ class MambaKernels(ScanModuleKernels):
         has_fused_norm = norm_spec is None or (
             norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
         )
-        has_fused_kernel = 2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.acts[0] == "silu"
+        has_fused_kernel = (
+            2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.activation_names[0] == "silu"
+        )
         return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_step_by_step)(module_steps, x)
 
     @compared(PUBLISHED, mamba2="steps")
@@ -188,7 +192,7 @@ class MambaKernels(ScanModuleKernels):
         zxbcdt = self.project(module_steps["in_proj"], x)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in module_steps else None
-        if self.choices.mamba2 == "combined" and self.store is None:
+        if self.choices.mamba2 == "combined" and self.cached_tensors_by_path is None:
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 aten,
                 zxbcdt,
@@ -222,7 +226,7 @@ class MambaKernels(ScanModuleKernels):
             dt_bias,
             self.accelerator,
         )
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
@@ -250,7 +254,7 @@ class MambaKernels(ScanModuleKernels):
         aten = self.aten
         op = module_steps.op("scan", ChunkedScan)
         conv_step = module_steps["conv1d"]
-        activation_name = module_steps.acts[0]
+        activation_name = module_steps.activation_names[0]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
@@ -264,12 +268,12 @@ class MambaKernels(ScanModuleKernels):
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator
         )
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         activated_gate = self.apply_activation(gate, activation_name)
-        for operation in module_steps.all:
+        for operation in module_steps.steps:
             if operation.verb == "mul":
                 y = aten.mul(y, activated_gate)
             if operation.verb == "norm":

@@ -14,23 +14,25 @@ OpClass = TypeVar("OpClass", bound=Op)
 class ModuleSteps:
     """A module's operations by name, without submodules; of alternative branches, the first.
 
-    named: name → step. acts: the names of its activations, in their order.
+    steps_by_name: name → step. activation_names: the names of its activations, in their order.
     """
 
     def __init__(self, module_scope: ModuleScope) -> None:
-        self.all: list[Step] = list(module_steps(module_scope))
-        self.named: dict[str, Step] = {operation.name: operation for operation in self.all if operation.name}
-        self.acts: list[str] = [operation.options["kind"] for operation in self.all if operation.verb == "act"]
+        self.steps: list[Step] = list(module_steps(module_scope))
+        self.steps_by_name: dict[str, Step] = {operation.name: operation for operation in self.steps if operation.name}
+        self.activation_names: list[str] = [
+            operation.options["kind"] for operation in self.steps if operation.verb == "act"
+        ]
 
     def __contains__(self, step_name: str) -> bool:
-        return step_name in self.named
+        return step_name in self.steps_by_name
 
     def __getitem__(self, step_name: str) -> Step:
-        return self.named[step_name]
+        return self.steps_by_name[step_name]
 
     def op(self, step_name: str, op_class: type[OpClass]) -> OpClass:
         """Returns the op of a named operation. op_class: the op's class."""
-        op = self.named[step_name].op
+        op = self.steps_by_name[step_name].op
         assert isinstance(op, op_class)
         return op
 

@@ -25,14 +25,14 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
-    left: module path and name → tensor that the module references between its runs.
+    persistent_tensors: module path and name → tensor that the module references between its runs.
     """
 
     accelerator: Accelerator = H100
 
     def __init__(self, *lowering_arguments: Any, **lowering_options: Any) -> None:
         super().__init__(*lowering_arguments, **lowering_options)
-        self.left: dict[Any, Tensor] = {}
+        self.persistent_tensors: dict[Any, Tensor] = {}
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs the recurrent module as a whole."""
@@ -54,26 +54,30 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
     ) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
-        assert module_scope.argument is not None
+        assert module_scope.module_argument is not None
         module_operations = ModuleSteps(module_scope)
-        if not self.takes_float32_weights(module_operations):
+        if not self.keeps_float32_weights(module_operations):
             self._check_number_formats()
-        for operation in module_operations.all:
+        for operation in module_operations.steps:
             if operation.verb == "keep":
                 raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
-            module_operations.all[-1].output_values[0],
-            compute_module(module_operations, self.flat_tensor(module_scope.argument)),
+            module_operations.steps[-1].output_values[0],
+            compute_module(module_operations, self.flat_tensor(module_scope.module_argument)),
         )
-        for operation in module_operations.all:
-            if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
+        for operation in module_operations.steps:
+            if (
+                operation.verb == "state"
+                and self.cached_tensors_by_path is not None
+                and self.cached_tensors(operation.name) is None
+            ):
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in all_steps(module_scope.items):
             for recorded_value in operation.input_values:
-                if self.last.get(id(recorded_value.storage)) == id(operation):
-                    self.forget(recorded_value.storage)
+                if self.last_reader_ids.get(id(recorded_value.storage)) == id(operation):
+                    self.free_value(recorded_value.storage)
 
-    def takes_float32_weights(self, module_steps: ModuleSteps) -> bool:
+    def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
         """Whether the kernels of a module take weights in float32 beside activations in 16 bits; false by default."""
         return False
 
@@ -82,7 +86,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
         Autocast casts no weight that has its format already, as frozen weights beside adapters in float32 do.
         """
-        if self.graph.autocast not in (None, self.dtype):
+        if self.graph.autocast_dtype not in (None, self.dtype):
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def project(self, operation: Step, x: Tensor) -> Tensor:
@@ -138,7 +142,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     def convolve_after_cached_inputs(self, module_steps: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state_step, tokens = self.aten, module_steps["conv_state"], x.shape[2]
-        if self.store is None:
+        if self.cached_tensors_by_path is None:
             return self.causal_conv(module_steps["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
         cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached_tensors(state_step.name)
@@ -159,8 +163,8 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             operation.options["state"],
         )
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
-        if self.store is None or not uses_fused_kernel:
-            if self.store is None:
+        if self.cached_tensors_by_path is None or not uses_fused_kernel:
+            if self.cached_tensors_by_path is None:
                 y = self.causal_conv(operation, x)
             else:
                 y = self.convolve_after_state(operation, x, state_name)
@@ -195,7 +199,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def cache_last_inputs(self, state_step: Step, x: Tensor) -> None:
         """Caches the last inputs of a convolution: conv_state.copy_(F.pad(x, (kernel - tokens, 0)))."""
-        if self.store is not None:
+        if self.cached_tensors_by_path is not None:
             assert isinstance(state_step.op, State)
             cached_tokens = exact_div(state_step.op.size, x.shape[1])
             self.state_tensors(state_step, (x.shape[1], cached_tokens))

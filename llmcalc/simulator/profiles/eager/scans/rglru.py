@@ -28,7 +28,7 @@ class RGLRUKernels(ScanModuleKernels):
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
         aten = self.aten
-        y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
+        y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.activation_names[0])
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         conv_step = module_steps["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv_step.output_values[0].width, 1, conv_step.options["kernel"]))
@@ -43,7 +43,7 @@ class RGLRUKernels(ScanModuleKernels):
         """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
         aten, (batch, tokens, width) = self.aten, u.shape
         assert isinstance(gate.op, BlockLinear)
-        block_count = gate.op.blocks
+        block_count = gate.op.block_count
         block_width = exact_div(width, block_count)
         reset_mask = aten.new_tensor((1, tokens, 1), BOOL)
         input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, block_count, block_width)), 0, 1)
@@ -92,8 +92,8 @@ class RGLRUKernels(ScanModuleKernels):
             first_state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), first_state)
             first_state = aten.add(first_state, aten.to(aten.select(x, 1), FLOAT32))
             state_sequence = aten.write_into(state_sequence, aten.to(first_state, x.dtype))
-        if self.store is None:
-            self.left[self.module_path()] = first_state
+        if self.cached_tensors_by_path is None:
+            self.persistent_tensors[self.module_path()] = first_state
         return state_sequence
 
     def _record_first_tokens(

@@ -24,10 +24,10 @@ from ...parts import (
     QKV,
     QKVO,
     Table,
-    architecture,
     biases,
     block_sparse_note,
     class_count,
+    class_name_of_config,
     encoder,
     layernorm,
     mlp,
@@ -51,7 +51,8 @@ def read_bert(config: Config) -> Table:
         bert_head(config, bert_activation(config)),
         {},
         **pooler(
-            config.head == "none" or scores_sequences(config) or scores_pretraining, 2 if scores_pretraining else None
+            config.head_kind == "none" or scores_sequences(config) or scores_pretraining,
+            2 if scores_pretraining else None,
         ),
     )
 
@@ -95,7 +96,7 @@ def _read_distilbert(config: Config) -> Table:
 
 def _read_electra(config: Config) -> Table:
     model_fields = embedding_size(config)
-    if architecture(config).endswith(OF_CHOICES):
+    if class_name_of_config(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         head = {
@@ -140,7 +141,7 @@ def _read_albert(config: Config) -> Table:
         }
     has_pretraining = has_pretraining_head(config)
     pooler_table = pooler(
-        config.head == "none" or scores_sequences(config) or has_pretraining,
+        config.head_kind == "none" or scores_sequences(config) or has_pretraining,
         class_count(config) if has_pretraining else None,
     )
     model_fields = {**embedding_size(config, is_always_set=True), **pooler_table}
@@ -166,9 +167,9 @@ def _read_fnet(config: Config) -> Table:
 
 def _read_big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
-    if architecture(config).endswith(OF_ANSWERS):
+    if class_name_of_config(config).endswith(OF_ANSWERS):
         raise config.error(
-            "architectures", architecture(config), "a class without a layer of its own below the answers"
+            "architectures", class_name_of_config(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
     model_fields = read_bert(config)
@@ -182,7 +183,7 @@ def _read_big_bird(config: Config) -> Table:
     if "cross_attention" in stack["block"]:
         stack["block"]["cross_attention"] = stack["block"]["attention"]
     model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
-    if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
+    if scores_sequences(config) and not class_name_of_config(config).endswith(OF_CHOICES):
         model_fields["head"] |= bert_score_head(bert_activation(config))  # its class has a pooler too
     return model_fields
 
@@ -202,7 +203,7 @@ def _read_mpnet(config: Config) -> Table:
 
 def has_pretraining_head(config: Config) -> bool:
     """Whether the model has the pretraining head, with more than one projection to the vocabulary or to classes."""
-    return config.head == "lm" and architecture(config).endswith("ForPreTraining")
+    return config.head_kind == "lm" and class_name_of_config(config).endswith("ForPreTraining")
 
 
 def score_head_and_pooler(config: Config) -> tuple[Table, bool]:
@@ -210,9 +211,9 @@ def score_head_and_pooler(config: Config) -> tuple[Table, bool]:
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
-    if config.head == "classification" and architecture(config).endswith(OF_CHOICES):
+    if config.head_kind == "classification" and class_name_of_config(config).endswith(OF_CHOICES):
         return {}, True
-    return bert_score_head("tanh"), config.head == "none"
+    return bert_score_head("tanh"), config.head_kind == "none"
 
 
 def bert_block(config: Config, norm: Table | None = None) -> Table:
@@ -359,7 +360,7 @@ FAMILIES = {
         BERT,
         read_model=lambda config: _model_with_pre_norm(config, read_bert(config)),
         ignored_fields=OLD | {"tokenizer_type"},
-        quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
+        quirks=Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY),
         modules={
             **module_names("bert"),
             "self_attn_pre_norm": "attention.ln",
@@ -385,21 +386,21 @@ FAMILIES = {
         _read_fnet,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(refuses_bfloat16=EVERY),
+        quirks=Quirks(bfloat16_refusing_classes=EVERY),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": replace(
         BERT,
         read_model=_read_big_bird,
         field_writers={"attention_type": lambda _: "original_full"},
-        quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
+        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
     ),
     "ibert": replace(
         BERT,
         read_model=_read_roberta,
         field_writers=ROBERTA_WRITES,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         modules=module_names("roberta"),
     ),
     "distilbert": Family(

@@ -19,7 +19,7 @@ from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_posi
 
 def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
     stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
-    has_pooler = architecture_of(config.data) == "BlipTextModel"
+    has_pooler = architecture_of(config.config_fields) == "BlipTextModel"
     return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack, **pooler(has_pooler))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import QKVO, Table, architecture, biases, decoder, layer_table, layernorm, learned_positions
+from ...parts import QKVO, Table, biases, class_name_of_config, decoder, layer_table, layernorm, learned_positions
 from ..gpt.gpt import full_width_heads, non_gated_ffn
 
 MODULES = {
@@ -37,7 +37,7 @@ def _read_text_encoder(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     mixer = full_width_heads(config, **biases(True, *QKVO))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
-    config.head = "none"
+    config.head_kind = "none"
     return decoder(config, block, norm, stack={"position": learned_positions(config)})
 
 
@@ -46,7 +46,7 @@ def _read_clip_text(config: Config) -> Table:
 
     `WithProjection` and the class of both encoders project the vector of the last token.
     """
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     model_fields = _read_text_encoder(config)
     if class_name.endswith(("WithProjection", *DUAL_ENCODERS)):
         model_fields["head"] = {
@@ -62,7 +62,7 @@ def _read_siglip_text(config: Config) -> Table:
     """Reads SigLIP's text encoder, whose attention is bidirectional and whose last token is projected."""
     model_fields = _read_text_encoder(config)
     vector_size = config.optional_integer("projection_size") or config.integer("hidden_size")
-    similarity_numbers = 2 if architecture(config) in DUAL_ENCODERS else 0
+    similarity_numbers = 2 if class_name_of_config(config) in DUAL_ENCODERS else 0
     model_fields["head"] = {
         "type": "classification",
         "num_labels": vector_size,
@@ -78,7 +78,7 @@ def _clip_text_family() -> Family:
         {"tie_word_embeddings": True},
         ignored_fields=frozenset({"dropout", "initializer_factor", "projection_dim"}),
         modules={**MODULES, "classifier.out_proj": ".text_projection"},
-        quirks=Quirks(makes_mask=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY),
     )
 
 
@@ -87,7 +87,7 @@ def _siglip_text_family() -> Family:
         _read_siglip_text,
         {"tie_word_embeddings": True},
         modules={**MODULES, "classifier.out_proj": ".head"},
-        quirks=Quirks(makes_mask=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY),
     )
 
 

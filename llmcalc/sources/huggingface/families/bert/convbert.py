@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
+from ...parts import OF_CHOICES, Table, class_name_of_config, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
 from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
 
@@ -17,8 +17,8 @@ def _read_convbert(config: Config) -> Table:
     hidden_size, head_ratio = config.integer("hidden_size"), config.integer("head_ratio")
     for field_name in ("is_decoder", "add_cross_attention"):
         config.require(field_name, False)
-    if architecture(config).endswith(OF_CHOICES):
-        raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
+    if class_name_of_config(config).endswith(OF_CHOICES):
+        raise config.error("architectures", class_name_of_config(config), "a class that scores tokens or one text")
     heads = max(1, config.integer("num_attention_heads") // head_ratio)
     config.quotient("num_attention_heads", hidden_size, 2 * heads)
     kernel_size = config.integer("conv_kernel_size")
@@ -66,7 +66,7 @@ FAMILIES = {
         _read_convbert,
         ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         field_writers=WRITES,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -171,7 +171,7 @@ FAMILIES = {
         IGNORED,
         field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
@@ -197,7 +197,7 @@ FAMILIES = {
             **{field: _side_convolution_field(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
         },
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
-from ...parts import Table, architecture, encoder, layernorm, token_types
+from ...parts import Table, class_name_of_config, encoder, layernorm, token_types
 from .bert import OLD, bert_activation, bert_block, bert_head, bert_positions
 
 READER = "DPRReader"
@@ -19,10 +19,10 @@ OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_no
 
 def _read_dpr(config: Config) -> Table:
     """Reads a DPR encoder. DPR's reader, which scores answers, is another class."""
-    if architecture(config) == READER:
+    if class_name_of_config(config) == READER:
         raise config.error("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
     config.require("projection_dim", 0)
-    config.head = "none"
+    config.head_kind = "none"
     stack = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
@@ -40,7 +40,7 @@ FAMILIES = {
             **module_names("bert"),
             **{node_name: f"bert_model.{module_names('bert')[node_name]}" for node_name in OUTSIDE},
         },
-        quirks=Quirks(makes_mask=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     )
 }

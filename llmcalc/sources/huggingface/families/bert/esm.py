@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
-from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
+from ...parts import QKVO, Table, biases, class_name_of_config, encoder, layer_table, layernorm, mlp, pooler, rope
 from .bert import OLD, bert_head, bert_score_head, padded_positions
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
     """Returns the model of ESM's layers with a network. stack_fields: further fields of its stack."""
-    if architecture(config).endswith("ForProteinFolding"):
+    if class_name_of_config(config).endswith("ForProteinFolding"):
         raise config.error(
-            "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
+            "architectures", class_name_of_config(config), "EsmForMaskedLM or another class without protein folding"
         )
     config.require("is_decoder", False)
     norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
@@ -29,7 +29,7 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     block = layer_table(mixer, ffn, norm)
     stack: Table = {"final_norm": norm, **stack_fields}
-    model_fields: Table = {**pooler(config.head == "none"), "contact_head": {}}
+    model_fields: Table = {**pooler(config.head_kind == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")
     if position_type == "absolute":
         stack["position"] = padded_positions(config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import MOST_LAYERS
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, OF_CHOICES, Table, architecture, encoder, layernorm, mlp, scores_sequences
+from ...parts import ACTIVATIONS, OF_CHOICES, Table, class_name_of_config, encoder, layernorm, mlp, scores_sequences
 from ...writes import Writes
 from .bert import has_pretraining_head
 
@@ -25,7 +25,7 @@ def _read_funnel(config: Config) -> Table:
     block_sizes, block_repeats = config.integers("block_sizes"), _block_repeats(config)
     heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separates_cls, decoder_depth = config.flag("separate_cls"), config.count("num_decoder_layers")
-    class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
+    class_name, activation = class_name_of_config(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
         decoder_depth = 0
     block = {

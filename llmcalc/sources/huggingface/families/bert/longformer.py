@@ -33,7 +33,7 @@ def _read_longformer(config: Config) -> Table:
     block["attention"]["idle_projections"] = GLOBAL
     config.notes.append(GLOBAL_NOTE)
     return encoder(
-        config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head == "none")
+        config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head_kind == "none")
     )
 
 
@@ -78,7 +78,7 @@ FAMILIES = {
         ignored_fields=OLD | {"attention_mode", "ignore_attention_mask"},
         field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -13,7 +13,7 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import OF_ANSWERS, OF_TOKENS, Table, architecture, encoder, layernorm, pooler
+from ...parts import OF_ANSWERS, OF_TOKENS, Table, class_name_of_config, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import OLD, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
 
@@ -27,7 +27,7 @@ OF_ENTITIES = ("ForEntityClassification", "ForEntityPairClassification", "ForEnt
 
 
 def _read_luke(config: Config) -> Table:
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name.endswith(OF_ENTITIES):
         raise config.error(
             "architectures", class_name, "a class that reads text without entities, such as LukeForMaskedLM"
@@ -41,7 +41,7 @@ def _read_luke(config: Config) -> Table:
         "norm": norm,
         **({} if entity_width == config.integer("hidden_size") else {"entity_emb_size": entity_width}),
     }
-    if config.head == "lm":
+    if config.head_kind == "lm":
         entities_table["prediction"] = "tied" if is_tied else "own"
     config.notes.append(
         "entities: their parameters are counted; their products are not counted, as plain text has none"
@@ -80,7 +80,7 @@ FAMILIES = {
         ignored_fields=OLD | {"bert_model_name", "cls_entity_prediction"},
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BERT_DROPOUT,
     )
 }

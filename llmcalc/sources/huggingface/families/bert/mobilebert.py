@@ -46,7 +46,7 @@ def _read_mobilebert(config: Config) -> Table:
     head = {**bert_head(config, bert_activation(config)), **biases(embedding_size < hidden_size, "more_columns")}
     scores_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
-    has_pooler = config.head == "none" or scores_sequences(config) or scores_pretraining
+    has_pooler = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
     if scores_pretraining and not has_dense_layer:
         raise config.error("classifier_activation", False, "true with a head for pretraining")
     return encoder(

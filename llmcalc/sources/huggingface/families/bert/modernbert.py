@@ -55,7 +55,7 @@ def _read_modernbert(config: Config) -> Table:
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
-    if config.head == "classification":
+    if config.head_kind == "classification":
         model_fields["head"] = {
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _head_transform(config, norm),
@@ -199,7 +199,7 @@ def _read_jina_embeddings_v3(config: Config) -> Table:
         mlp(config.integer("intermediate_size"), bert_activation(config)),
         20000.0,
         bert_score_head("tanh"),
-        has_pooler=config.head == "none",
+        has_pooler=config.head_kind == "none",
     )
 
 
@@ -286,7 +286,7 @@ FAMILIES = {
         {"global_attn_every_n_layers": 3},
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
-        quirks=Quirks(reads_values=("ForMultipleChoice",)),
+        quirks=Quirks(value_reading_classes=("ForMultipleChoice",)),
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from ...config import Config, is_json_integer
 from ...family import Family
-from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
+from ...parts import (
+    FULL_OR_SLIDING,
+    Table,
+    class_name_of_config,
+    encoder,
+    listed_kinds,
+    mlp,
+    rmsnorm,
+    rope,
+    stack_of_layers,
+)
 
 LONG_WINDOW = 1024
 """The distance that every second sliding layer attends to, unless the config lists windows."""
@@ -69,8 +79,8 @@ def _read_neomme(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.integer("embedding_dim")
-    is_retrieval_model = config.head == "lm" and architecture(config).endswith("ForRetrieval")
-    config.head = "none" if is_retrieval_model else config.head
+    is_retrieval_model = config.head_kind == "lm" and class_name_of_config(config).endswith("ForRetrieval")
+    config.head_kind = "none" if is_retrieval_model else config.head_kind
     model_fields = encoder(config, block, stack, {}, embedding_size=config.integer("embedding_rank"))
     if is_retrieval_model:
         model_fields["head"] = {"type": "projection", "size": vector_size}

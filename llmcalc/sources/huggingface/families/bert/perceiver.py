@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, encoder, layernorm, learned_positions, mlp
 
 OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
 """The heads of the output queries and the size of a query, which the class states."""
 
 
 def _read_perceiver(config: Config) -> Table:
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name and not class_name.endswith("ForMaskedLM"):
         raise config.error("architectures", class_name, "PerceiverForMaskedLM, the class of text")
     latent_size, input_width = config.integer("d_latents"), config.integer("d_model")
@@ -111,7 +111,7 @@ FAMILIES = {
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),
         ignored_fields=frozenset({"_label_trainable_num_channels"}),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
     )
 }

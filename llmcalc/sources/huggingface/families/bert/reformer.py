@@ -9,13 +9,13 @@ from math import lcm
 
 from ...config import Config, is_json_integer
 from ...family import EVERY, Family, Quirks, field_names
-from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, Table, class_name_of_config, decoder, layer_pattern, layernorm, learned_positions, mlp
 
 HASHES = {"local": False, "lsh": True}
 
 
 def _read_reformer(config: Config) -> Table:
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
         raise config.error("architectures", class_name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
     listed_kinds = config.texts("attn_layers")
@@ -106,7 +106,7 @@ FAMILIES = {
         _read_reformer,
         ignored_fields=field_names("intermediate_size num_chunks_after num_chunks_before"),  # of a published config
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
+        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )
 }

@@ -12,7 +12,7 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
-from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
+from ...parts import OF_ANSWERS, OF_CHOICES, Table, class_name_of_config, encoder, pooler, scores_sequences
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _read_rembert(config: Config) -> Table:
     model_fields: Table = {
         "embedding_size": embedding_width,
         "tie_word_embeddings": False,
-        **pooler(config.head == "none" or scores_sequences(config)),
+        **pooler(config.head_kind == "none" or scores_sequences(config)),
     }
     return encoder(
         config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model_fields
@@ -45,7 +45,7 @@ def _read_rembert(config: Config) -> Table:
 
 def _read_roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
-    if architecture(config).endswith(OF_CHOICES):
+    if class_name_of_config(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", None, False)
     block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_integer("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
@@ -53,14 +53,14 @@ def _read_roformer(config: Config) -> Table:
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if embedding_width not in (None, config.integer("hidden_size")):
         model_fields["embedding_size"] = stack["input_size"] = embedding_width
-    if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
+    if class_name_of_config(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
         config,
         block,
         stack,
         bert_head(config, bert_activation(config)),
-        {} if architecture(config).endswith(OF_CHOICES) else bert_score_head(bert_activation(config)),
+        {} if class_name_of_config(config).endswith(OF_CHOICES) else bert_score_head(bert_activation(config)),
         **model_fields,
     )
 
@@ -80,7 +80,7 @@ HOLDS_SINES = Deviation(
     further_quantity=_sinusoid_elements,
 )
 
-MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)
+MASKS = Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY)
 
 
 FAMILIES = {

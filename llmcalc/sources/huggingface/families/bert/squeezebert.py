@@ -58,5 +58,7 @@ WRITES: Writes = {
 }
 
 FAMILIES = {
-    "squeezebert": replace(BERT, read_model=_read_squeezebert, field_writers=WRITES, quirks=Quirks(reads_values=EVERY))
+    "squeezebert": replace(
+        BERT, read_model=_read_squeezebert, field_writers=WRITES, quirks=Quirks(value_reading_classes=EVERY)
+    )
 }

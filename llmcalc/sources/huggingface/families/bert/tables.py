@@ -12,7 +12,7 @@ from typing import Any
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
-from ...parts import OF_ANSWERS, Table, architecture, encoder, layernorm, pooler, scores_sequences
+from ...parts import OF_ANSWERS, Table, class_name_of_config, encoder, layernorm, pooler, scores_sequences
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 AXES = ("x", "y", "h", "w")
@@ -41,9 +41,9 @@ def _read_tapas(config: Config) -> Table:
     vocab_sizes = config.integers("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
         raise config.error("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
-    answers_questions = architecture(config).endswith(OF_ANSWERS)
+    answers_questions = class_name_of_config(config).endswith(OF_ANSWERS)
     aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
-    has_pooler = config.head == "none" or scores_sequences(config) or answers_questions
+    has_pooler = config.head_kind == "none" or scores_sequences(config) or answers_questions
     model_fields = _with_embedding_tables(
         config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregation_count or None)
     )
@@ -67,7 +67,7 @@ FAMILIES = {
         _read_tapas,
         ignored_fields=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         modules={
             **module_names("bert"),
             **{f"embed_other_{i}": f"embeddings.token_type_embeddings_{i}" for i in range(7)},

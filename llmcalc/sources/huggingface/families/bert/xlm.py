@@ -13,8 +13,8 @@ from ...parts import (
     OF_CHOICES,
     QKVO,
     Table,
-    architecture,
     biases,
+    class_name_of_config,
     encoder,
     layer_table,
     layernorm,
@@ -54,7 +54,7 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
 
 def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
-    if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
+    if not scores_sequences(config) or class_name_of_config(config).endswith(OF_CHOICES):
         return None
     config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {}
@@ -86,7 +86,7 @@ XLM = Family(
     _read_xlm,
     ignored_fields=NO_COUNT,
     aliases=ALIASES,
-    quirks=Quirks(reads_values=EVERY),
+    quirks=Quirks(value_reading_classes=EVERY),
     modules=module_names("xlm"),
     dropout_fields=DROPOUT,
 )

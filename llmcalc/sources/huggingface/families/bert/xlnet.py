@@ -11,7 +11,7 @@ from ...parts import (
     ACTIVATIONS,
     OF_SIMPLE_ANSWERS,
     Table,
-    architecture,
+    class_name_of_config,
     encoder,
     layer_table,
     layernorm,
@@ -38,7 +38,7 @@ def _summary_classifier(config: Config) -> Table:
     """Returns a classifier of one token, with an optional linear layer before it."""
     if (
         not scores_sequences(config)
-        or architecture(config).endswith(OF_SIMPLE_ANSWERS)
+        or class_name_of_config(config).endswith(OF_SIMPLE_ANSWERS)
         or not config.flag("summary_use_proj")
     ):
         return {}

@@ -68,4 +68,6 @@ WRITES: Writes = {
 }
 
 
-FAMILIES = {"xmod": replace(BERT, read_model=_read_xmod, field_writers=WRITES, quirks=Quirks(reads_values=EVERY))}
+FAMILIES = {
+    "xmod": replace(BERT, read_model=_read_xmod, field_writers=WRITES, quirks=Quirks(value_reading_classes=EVERY))
+}

@@ -19,7 +19,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    prediction,
+    mtp_modules,
     rmsnorm,
 )
 from ...writes import PARTIAL_ROTARY, Writes
@@ -77,7 +77,7 @@ def deepseek_decoder(
     layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, ffn, norm)
-    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes), **prediction(config))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes), **mtp_modules(config))
 
 
 def _read_deepseek_v2(config: Config) -> Table:

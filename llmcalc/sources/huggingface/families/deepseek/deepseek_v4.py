@@ -14,7 +14,7 @@ from ...config import Config
 from ...family import Deviation, Family, field_names
 from ...parts import (
     Table,
-    add_prediction,
+    add_mtp_modules,
     clamped_swiglu,
     decoder,
     float32_rmsnorm,
@@ -75,7 +75,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     prediction_kind = _prediction_attention(config, depth)
-    mtp_fields = add_prediction(
+    mtp_fields = add_mtp_modules(
         config, stack, f"{prediction_kind}-moe", {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}, norm
     )
     residual_streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
@@ -104,7 +104,9 @@ def _rotary_dims(config: Config) -> int:
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
     rates_by_type = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    compression_rates = Config(rates_by_type, {}, config.model_type, config.head, f"{config.location}compress_rates.")
+    compression_rates = Config(
+        rates_by_type, {}, config.model_type, config.head_kind, f"{config.location}compress_rates."
+    )
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {
         layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)
@@ -162,7 +164,7 @@ def _compression_rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
 
 
 def _with_doubled_cache(op: Op) -> Op:
-    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
+    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.cache_kind == "sliding_attention" else op
 
 
 KEPT_TWICE = Deviation(

@@ -123,7 +123,9 @@ FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    class_op=lambda op: replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op,
+    class_op=lambda op: (
+        replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.cache_kind == "indexer" else op
+    ),
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}

@@ -17,7 +17,7 @@ from ...parts import (
     glu,
     layer_table,
     listed_kinds,
-    prediction,
+    mtp_modules,
     rmsnorm,
     stack_of_combined_kinds,
 )
@@ -79,7 +79,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
     )
-    mtp_fields = prediction(config)
+    mtp_fields = mtp_modules(config)
     if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(
             variant_name for variant_name in ("full-moe", "full-dense", "full") if variant_name in stack["variants"]

@@ -102,7 +102,7 @@ FAMILIES = {
             mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
             """),
         field_writers=PARTIAL_ROTARY,
-        published_as=frozenset({"mixtral"}),
+        other_model_types=frozenset({"mixtral"}),
         earlier_names={"mlp": "block_sparse_moe"},
     ),
 }

@@ -22,9 +22,9 @@ from ...parts import (
     dense_or_moe_kinds,
     glu,
     listed_kinds,
+    note_uncounted_mtp,
     rmsnorm,
     stack_of_kinds,
-    uncounted_prediction,
 )
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
@@ -43,7 +43,7 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 
 
 def _read_glm5_next_text(config: Config) -> Table:
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     for field_name, field_value in PUBLISHED_FIELDS.items():
         config.require_if_present(field_name, field_value)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
@@ -158,7 +158,9 @@ VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    class_op=lambda op: replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op,
+    class_op=lambda op: (
+        replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.cache_kind == "indexer" else op
+    ),
 )
 
 
@@ -194,7 +196,7 @@ FAMILIES = {
             "index_kpool": lambda s: _mla_indexer(s).index_kpool,
             "linear_lower_bound": lambda s: s.find_part(KimiDeltaAttention).kda_lower_bound,
         },
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         unconverted_modules=(r"re:.*index_kpool_compress_gate",),
         deviations=(VALIDITY,),
         earlier_names={
@@ -219,5 +221,5 @@ FAMILIES = {
             "indexer.position_bias": "index_kpool_compress_ape",
         },
     ),
-    "glm5_next": Family(None, text_type="glm5_next_text", tower_file="glm", quirks=Quirks(reads_values=EVERY)),
+    "glm5_next": Family(None, text_type="glm5_next_text", tower_file="glm", quirks=Quirks(value_reading_classes=EVERY)),
 }

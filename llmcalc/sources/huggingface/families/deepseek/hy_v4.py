@@ -16,9 +16,9 @@ from ...parts import (
     dense_or_moe_kinds,
     glu,
     listed_kinds,
+    note_uncounted_mtp,
     rmsnorm,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
@@ -27,7 +27,7 @@ from .dsa import DSA_MODULES, check_first_indexer
 
 def read_hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")

@@ -49,9 +49,9 @@ def _read_kolibri1(config: Config) -> Table:
 def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
-        config.data = {
+        config.config_fields = {
             field_name: field_value
-            for field_name, field_value in config.data.items()
+            for field_name, field_value in config.config_fields.items()
             if field_name != "mlp_only_layers"
         }
     attention_kinds = listed_kinds(

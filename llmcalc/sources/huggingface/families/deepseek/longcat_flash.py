@@ -10,7 +10,7 @@ from __future__ import annotations
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import Table, add_prediction, decoder, glu, layer_table, moe, rmsnorm
+from ...parts import Table, add_mtp_modules, decoder, glu, layer_table, moe, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 
@@ -45,7 +45,7 @@ def read_longcat_flash(config: Config) -> Table:
     }
     stack: Table = {"num_hidden_layers": _layer_count(config)}
     mtp_layer = {"type": "block", **layer_table(attention, {"type": "mlp", **glu(config)}, norm)}
-    mtp_fields = add_prediction(config, stack, "mtp", mtp_layer, own_embedding=True)
+    mtp_fields = add_mtp_modules(config, stack, "mtp", mtp_layer, own_embedding=True)
     return decoder(config, layer, norm, stack=stack, **mtp_fields)
 
 
@@ -55,7 +55,7 @@ def _layer_count(config: Config) -> int:
     If a config has both fields, `num_hidden_layers` is used.
     """
     depth = config.integer("num_layers")
-    if "num_hidden_layers" not in config.data:
+    if "num_hidden_layers" not in config.config_fields:
         return depth
     half_depth = config.integer("num_hidden_layers")
     if half_depth < 2:
@@ -101,7 +101,7 @@ FAMILIES = {
             "num_hidden_layers": lambda s: 2 * len(s.layers),
             "num_layers": lambda s: len(s.layers),
         },
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         deviations=(HOLDS_IDENTITIES,),
     )
 }

@@ -22,10 +22,10 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
+    note_uncounted_mtp,
     qk_norm_fields,
     rmsnorm,
     rope,
-    uncounted_prediction,
 )
 from .deepseek import ROUTING, SIGMOID, routed_experts
 
@@ -42,7 +42,7 @@ def _read_solar_open(config: Config) -> Table:
 
 def _read_mellum(config: Config) -> Table:
     """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_integer("sliding_window")

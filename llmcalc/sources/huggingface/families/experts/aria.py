@@ -18,7 +18,9 @@ def _pre_norm_decoder(config: Config, feed_forward: Table) -> Table:
 
 def _read_aria(config: Config) -> Table:
     """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias apply to shared experts."""
-    is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
+    is_published_code = (
+        config.config_fields.get("model_type") == "aria_moe_lm"
+    )  # whose class names the experts' width apart
     field_name = (
         "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     )

@@ -40,7 +40,7 @@ def _read_beam(config: Config) -> Table:
         "sliding" if (layer_index + 1) % 6 and layer_index < depth - 1 else "full" for layer_index in range(depth)
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    rope_parameters = config.data.get("rope_parameters") or {}
+    rope_parameters = config.config_fields.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
@@ -62,7 +62,7 @@ def _read_beam(config: Config) -> Table:
 FAMILIES = {
     "beam": Family(
         _read_beam,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     )
 }

@@ -66,7 +66,7 @@ FAMILIES = {
                 "ffn_act_fn": {"name": s.moe.expert.hidden_act},
             },
         },
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields={},
     )
 }

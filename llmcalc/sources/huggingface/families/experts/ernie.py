@@ -17,7 +17,7 @@ from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
-    add_prediction,
+    add_mtp_modules,
     attention,
     biases,
     decoder,
@@ -81,7 +81,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         is_stated
         and first_expert_layer != 1
         and not config.has("mlp_layer_types")
-        and config.data.get("model_type") != OWN_CODE
+        and config.config_fields.get("model_type") != OWN_CODE
     ):
         config.notes.append(
             "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
@@ -118,7 +118,9 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    lacks_shared_experts = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
+    lacks_shared_experts = config.config_fields.get("model_type") == OWN_CODE and not config.has(
+        "moe_num_shared_experts"
+    )
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
         _text_expert_number(config, "num_experts", MOST_EXPERTS)
@@ -132,7 +134,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
     )
     block = layer_table(attention(config, **biases(has_bias, *QKVO)), glu(config, has_bias), norm)
     stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
-    mtp_fields = add_prediction(config, stack, "dense", {}, final_norm=False)
+    mtp_fields = add_mtp_modules(config, stack, "dense", {}, final_norm=False)
     return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
 
 

@@ -72,6 +72,6 @@ FAMILIES = {
         {"num_labels": 33},
         frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
     ),
 }

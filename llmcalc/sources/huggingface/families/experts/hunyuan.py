@@ -23,7 +23,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    prediction,
+    mtp_modules,
     qk_norm_fields,
     rmsnorm,
 )
@@ -64,12 +64,14 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
     """Reads HunyuanOCR's text model, where Tencent's field names are aliases with precedence."""
     for usual_name, published_name in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
         if (
-            config.data.get(usual_name) is not None
-            and config.data.get(published_name) is not None
-            and config.data[usual_name] != config.data[published_name]
+            config.config_fields.get(usual_name) is not None
+            and config.config_fields.get(published_name) is not None
+            and config.config_fields[usual_name] != config.config_fields[published_name]
         ):
             raise config.error(
-                published_name, config.data[published_name], f"{usual_name} ({short_repr(config.data[usual_name])})"
+                published_name,
+                config.config_fields[published_name],
+                f"{usual_name} ({short_repr(config.config_fields[usual_name])})",
             )
     return _read_hunyuan_v1_dense(config)
 
@@ -136,7 +138,7 @@ def _read_hy_v3(config: Config) -> Table:
         block,
         norm,
         (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind),
-        **prediction(config),
+        **mtp_modules(config),
     )
 
 

@@ -112,7 +112,7 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    class_op=lambda op: replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op,
+    class_op=lambda op: replace(op, element_bits=32) if isinstance(op, State) and op.cache_kind == "conv_state" else op,
 )
 
 

@@ -37,6 +37,6 @@ FAMILIES = {
             "num_key_value_heads": lambda s: s.first_value("num_key_value_heads"),
         },
         has_older_aliases=True,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
     )
 }

@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    prediction,
+    mtp_modules,
     rmsnorm,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
@@ -33,7 +33,7 @@ def _read_mimo(config: Config) -> Table:
     config.require_fields(attention_bias=True, use_sliding_window=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
-    return decoder(config, block, norm, **prediction(config))
+    return decoder(config, block, norm, **mtp_modules(config))
 
 
 def _read_mimo_v2_flash(config: Config) -> Table:

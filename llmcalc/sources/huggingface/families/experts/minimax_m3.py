@@ -14,7 +14,7 @@ from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     Table,
-    add_prediction,
+    add_mtp_modules,
     attention,
     clamped_gpt_oss_ffn,
     decoder,
@@ -22,10 +22,10 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
+    note_uncounted_mtp,
     offset_rmsnorm,
     qk_norm_fields,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 from ...writes import Value
 from ..deepseek.deepseek import SIGMOID
@@ -103,12 +103,12 @@ def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
     configs state 1 in `num_nextn_predict_layers` and 7 in `num_mtp_modules`.
     """
     if not config.has("num_nextn_predict_layers"):
-        uncounted_prediction(config)
+        note_uncounted_mtp(config)
         return {}
     mtp_module_count = config.count("num_nextn_predict_layers")
     if config.has("num_mtp_modules") and config.count("num_mtp_modules") != mtp_module_count:
         config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {mtp_module_count}")
-    return add_prediction(config, stack, "sparse-moe", sparse_layer, norm)
+    return add_mtp_modules(config, stack, "sparse-moe", sparse_layer, norm)
 
 
 def _swiglu(config: Config, width_field: str) -> Table:

@@ -21,15 +21,15 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
+    note_uncounted_mtp,
     offset_rmsnorm,
     qk_norm_fields,
-    uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
 
 
 def _read_step3p5(config: Config) -> Table:
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
@@ -116,7 +116,7 @@ FAMILIES = {
             "towers.vision_downsampler.map_2": "downsampler2",
             "towers.multi_modal_projector.map_1": "multi_modal_projector",
         },
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
     ),
     "step3p5": Family(
         _read_step3p5,
@@ -124,6 +124,6 @@ FAMILIES = {
         NO_COUNT,
         unread_aliases=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
         modules={"self_attn.gate_proj": "g_proj"},
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
     ),
 }

@@ -42,7 +42,7 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
     stack = stack_of_layers(layers)
-    if "Encoder" not in architecture_of(config.data):
+    if "Encoder" not in architecture_of(config.config_fields):
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
         config.require("attention_bias", False)  # its class ties weights, and no biases
         config.notes.append(STEPS)

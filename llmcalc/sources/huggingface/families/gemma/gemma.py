@@ -71,10 +71,12 @@ def _decoder_with_windows(config: Config, norm_placement: str) -> Table:
 
 def local_theta(config: Config) -> float:
     """Returns RoPE's base in sliding layers."""
-    rope_parameters = config.data.get("rope_parameters")
+    rope_parameters = config.config_fields.get("rope_parameters")
     sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
     rope_base = (
-        sliding_rope.get("rope_theta") if isinstance(sliding_rope, dict) else config.data.get("rope_local_base_freq")
+        sliding_rope.get("rope_theta")
+        if isinstance(sliding_rope, dict)
+        else config.config_fields.get("rope_local_base_freq")
     )
     return float(rope_base) if isinstance(rope_base, int | float) and rope_base > 0 else 10_000.0
 
@@ -112,7 +114,7 @@ FAMILIES = {
         text_type="gemma",
         # its class sets true for a prefix of image and prompt; the answer after it is causal, with a cache
         text_fields_from_sections={"use_bidirectional_attention": ("", "use_bidirectional_attention", None)},
-        quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
+        quirks=Quirks(mask_making_classes=("ForConditionalGeneration",)),
         tower_file="siglip",
         write_tower_sections=paligemma_sections,
     ),

@@ -219,7 +219,7 @@ FAMILIES = {
     "gemma4": Family(
         None,
         text_type="gemma4_text",
-        quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
+        quirks=Quirks(mask_making_classes=("ForConditionalGeneration",)),
         modules=module_names("gemma4_tower"),
         tower_file="gemma",
         write_tower_sections=gemma4_sections,
@@ -232,7 +232,7 @@ FAMILIES = {
     "gemma4_unified": Family(
         None,
         text_type="gemma4_unified_text",
-        quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
+        quirks=Quirks(mask_making_classes=("ForConditionalGeneration",)),
         tower_file="gemma",
     ),
 }

@@ -16,11 +16,11 @@ from ...family import CLASSIFIERS, Family, Quirks, field_names
 from ...parts import (
     QKVO,
     Table,
-    architecture,
     attention,
     attention_biases,
     biases,
     bidirectional_stack,
+    class_name_of_config,
     glu,
     head_table,
     kinds_with_nth_full,
@@ -61,7 +61,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
 def _read_t5gemma(config: Config) -> Table:
     encoder_config, encoder = _read_stack_config(config, "encoder")
     if not config.flag("is_encoder_decoder"):
-        class_name = architecture(config)
+        class_name = class_name_of_config(config)
         if class_name in ("T5GemmaForConditionalGeneration", "T5GemmaModel"):
             raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
         model_sizes = encoder_config.integer_fields("vocab_size", "hidden_size")
@@ -70,7 +70,7 @@ def _read_t5gemma(config: Config) -> Table:
             **model_sizes,
             "tie_word_embeddings": False,
             "encoder": encoder,
-            "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
+            "head": _token_classifier(config) if config.head_kind == "classification" else {"type": "none"},
         }
     decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
     hidden_size, vocab_size = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
@@ -106,7 +106,11 @@ def _read_t5gemma2(config: Config) -> Table:
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size, {}
+        "t5gemma2",
+        FAMILIES["t5gemma2"],
+        {**encoder_wrapper.config_fields, "tie_word_embeddings": is_tied},
+        hidden_size,
+        {},
     )
     for section_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
@@ -253,7 +257,7 @@ FAMILIES = {
     "t5gemma2": Family(
         _read_t5gemma2,
         ignored_fields=IGNORED,
-        quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
+        quirks=Quirks(value_reading_classes=CLASSIFIERS, cache_refusing_classes=CLASSIFIERS),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -17,9 +17,9 @@ from ...parts import (
     dense_or_moe_kinds,
     fused_glu,
     layer_table,
+    note_uncounted_mtp,
     rmsnorm,
     rope,
-    uncounted_prediction,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 from .glm import GLM4_MODULES, HALVES_MODULES
@@ -44,7 +44,7 @@ def _read_glm4v_text(config: Config) -> Table:
 
 
 def _read_glm_ocr_text(config: Config) -> Table:
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     return _dense_decoder(config, attention(config, head_dim=config.optional_integer("head_dim") or _head_dim(config)))
 
 

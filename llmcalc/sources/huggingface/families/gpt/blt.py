@@ -160,6 +160,6 @@ FAMILIES = {
         _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
-        quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
+        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"use_cache": False}),
     )
 }

@@ -21,10 +21,10 @@ from ...parts import (
     IDLE_CROSS_ATTENTION,
     QKVO,
     Table,
-    architecture,
     attention_biases,
     biases,
     class_count,
+    class_name_of_config,
     decoder,
     layer_table,
     layernorm,
@@ -76,7 +76,7 @@ def _gpt_model(
 
 def _multiple_choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
-    if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
+    if config.head_kind != "lm" or not class_name_of_config(config).endswith("DoubleHeadsModel"):
         return {}
     config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {"pooler": {"dense": False, "num_labels": 1}}
@@ -210,7 +210,7 @@ def _attention_types(config_values: ConfigValues) -> list[Any]:
 
 
 def _with_cache_of_every_token(op: Op) -> Op:
-    return replace(op, limit=None) if isinstance(op, KVCache) else op
+    return replace(op, token_limit=None) if isinstance(op, KVCache) else op
 
 
 KEEPS_EVERY_TOKEN = Deviation(

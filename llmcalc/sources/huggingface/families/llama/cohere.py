@@ -128,7 +128,7 @@ def _read_cohere2_moe(config: Config) -> Table:
 
 def _read_cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
-    rope_parameters = config.data.get("rope_parameters")
+    rope_parameters = config.config_fields.get("rope_parameters")
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))

@@ -10,7 +10,7 @@ from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
-    add_prediction,
+    add_mtp_modules,
     attention,
     decoder,
     glu,
@@ -18,10 +18,10 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
+    note_uncounted_mtp,
     qk_norm_fields,
     rmsnorm,
     sliding_stack,
-    uncounted_prediction,
 )
 from ...writes import WINDOW
 
@@ -41,7 +41,7 @@ def _attention_kinds(config: Config) -> list[str]:
 
 
 def _read_exaone4(config: Config) -> Table:
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
     return decoder(
@@ -93,7 +93,7 @@ def _read_exaone_moe(config: Config) -> Table:
     stack: Table = {"variants": layer_variants, **kind_pattern}
     module_kinds = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
     module_attention = FULL_OR_SLIDING.get(module_kinds[0], "full") if module_kinds else attention_kinds[0]
-    mtp_fields = add_prediction(
+    mtp_fields = add_mtp_modules(
         config, stack, "mtp", {"attention": attention_changes[module_attention], **dense_network}, norm
     )
     return decoder(config, block, norm, stack=stack, **mtp_fields)

@@ -130,7 +130,7 @@ FAMILIES = {
         text_type="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_read_granite, quirks=Quirks(makes_mask=EVERY)),
+    "granite4_vision_text": Family(_read_granite, quirks=Quirks(mask_making_classes=EVERY)),
     "granite_docling": Family(
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),

@@ -72,7 +72,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
         field_writers=WRITES,
-        quirks=Quirks(reads_values=EVERY, further_inputs=_empty_image_arguments),
+        quirks=Quirks(value_reading_classes=EVERY, further_inputs=_empty_image_arguments),
         dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     )
 }

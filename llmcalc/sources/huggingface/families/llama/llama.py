@@ -69,7 +69,9 @@ def _read_llama(config: Config) -> Table:
 
 def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_decoder(config, attention(config), reads_layer_types=config.data.get("layer_types") is not None)
+    return llama_decoder(
+        config, attention(config), reads_layer_types=config.config_fields.get("layer_types") is not None
+    )
 
 
 def _read_qwen2(config: Config) -> Table:

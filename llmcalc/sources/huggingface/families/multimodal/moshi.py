@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks, module_names
-from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
+from ...parts import ACTIVATIONS, Table, attention, class_name_of_config, decoder, float32_rmsnorm, layer_table
 
 
 def _read_moshi(config: Config) -> Table:
     """Reads Moshi's main decoder, whose untied embedding table has one token more than the output head."""
     config.fields_read.add("tie_word_embeddings")
-    if not architecture(config).endswith(("ForCausalLM", "MoshiModel")):
+    if not class_name_of_config(config).endswith(("ForCausalLM", "MoshiModel")):
         config.notes.append("num_codebooks: the embeddings of the audio's tokens are not counted")
     return {**_sliding_decoder(config), "tie_word_embeddings": False, "additional_vocab_size": 1}
 
@@ -55,7 +55,7 @@ FAMILIES = {
         tower_class_prefixes="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
-        quirks=Quirks(makes_mask=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY),
     ),
     "kyutai_speech_to_text": Family(
         _read_kyutai_speech_to_text,
@@ -64,7 +64,8 @@ FAMILIES = {
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",
         quirks=Quirks(
-            makes_mask=EVERY, decoder_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks)
+            mask_making_classes=EVERY,
+            decoder_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks),
         ),
         modules={**module_names("moshi"), "embed_tokens": "embed_tokens.embed_tokens"},
     ),

@@ -244,7 +244,7 @@ FAMILIES = {
             text_type=text,
             text_section="vlm_config",
             projection_size=("embedding_dim", 128),
-            quirks=Quirks(makes_mask=("ForRetrieval",) if kind == "colpali" else ()),
+            quirks=Quirks(mask_making_classes=("ForRetrieval",) if kind == "colpali" else ()),
         )
         for kind, text in (("colpali", "paligemma"), ("colqwen2", "qwen2_vl"), ("colmodernvbert", "modernvbert"))
     },

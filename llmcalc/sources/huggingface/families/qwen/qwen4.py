@@ -236,8 +236,10 @@ FAMILIES = {
             "ple_layer_ids": lambda s: list(_ngram_parts(s)),
         },
         modules=MODULES,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         deviations=(QUERY_BY_QUERY,),
     ),
-    "qwen4_exp": Family(None, text_type="qwen4_exp_text", tower_file="qwen", quirks=Quirks(reads_values=EVERY)),
+    "qwen4_exp": Family(
+        None, text_type="qwen4_exp_text", tower_file="qwen", quirks=Quirks(value_reading_classes=EVERY)
+    ),
 }

@@ -28,8 +28,8 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
+    mtp_modules,
     offset_rmsnorm,
-    prediction,
     qk_norm_fields,
     rmsnorm,
     rope,
@@ -107,7 +107,7 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
     mtp_module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if mtp_module_count != 1 or last_full_kind is None or config.head != "lm":
+    if mtp_module_count != 1 or last_full_kind is None or config.head_kind != "lm":
         return {}
     return {
         "mtp": {
@@ -172,7 +172,7 @@ def _read_kimi_linear(config: Config) -> Table:
         kimi_mixers(config, linear_config, config.integer("num_hidden_layers")),
     )
     linear_config.finish(frozenset(), config)
-    return {**model_fields, **prediction(config)}
+    return {**model_fields, **mtp_modules(config)}
 
 
 def _read_bailing_hybrid(config: Config) -> Table:
@@ -309,9 +309,11 @@ def _read_olmo_hybrid(config: Config) -> Table:
 
 def _has_rope(config: Config) -> bool:
     """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
-    rope_parameters = config.data.get("rope_parameters")
+    rope_parameters = config.config_fields.get("rope_parameters")
     return (
-        rope_parameters.get("rope_theta") if isinstance(rope_parameters, dict) else config.data.get("rope_theta")
+        rope_parameters.get("rope_theta")
+        if isinstance(rope_parameters, dict)
+        else config.config_fields.get("rope_theta")
     ) is not None
 
 

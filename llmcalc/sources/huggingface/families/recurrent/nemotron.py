@@ -15,7 +15,7 @@ from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
     Table,
-    add_prediction,
+    add_mtp_modules,
     attention,
     attention_biases,
     decoder,
@@ -24,10 +24,10 @@ from ...parts import (
     layernorm,
     mlp,
     moe,
+    note_uncounted_mtp,
     rmsnorm,
     rope,
     stack_of_kinds,
-    uncounted_prediction,
 )
 from ...writes import PARTIAL_ROTARY
 from .hybrid import hybrid_attention
@@ -163,10 +163,10 @@ def _prediction(
     Source: vLLM, models/nemotron_h_mtp.py. Modules with other layers are not counted.
     """
     if mtp_layer_kinds(config) != ["attention", "moe"]:
-        uncounted_prediction(config)
+        note_uncounted_mtp(config)
         return {}
     layer_fields = {**layer_builders["moe"](config), "attention": layer_builders["attention"](config)["attention"]}
-    return add_prediction(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
+    return add_mtp_modules(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 def mtp_layer_kinds(config: Config) -> list[str]:

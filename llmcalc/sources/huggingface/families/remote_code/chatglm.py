@@ -9,14 +9,14 @@ from __future__ import annotations
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
+from ...parts import QKV, QKVO, Table, biases, class_name_of_config, decoder, layer_table, layernorm, mlp, rmsnorm, rope
 
 
 def _read_chatglm(config: Config) -> Table:
     if config.has("inner_hidden_size"):
         return _read_chatglm1(config)
-    if architecture(config) == "ChatGLMModel":  # which has the output projection, as `output_layer`
-        config.head = "lm"
+    if class_name_of_config(config) == "ChatGLMModel":  # which has the output projection, as `output_layer`
+        config.head_kind = "lm"
     return _read_chatglm2(config)
 
 

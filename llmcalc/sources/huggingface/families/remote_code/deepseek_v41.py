@@ -10,14 +10,14 @@ from typing import Any
 
 from ...config import Config, is_json_integer
 from ...family import Family, field_names
-from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
+from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, note_uncounted_mtp, rmsnorm, stack_of_layers
 from .wrappers import READ_HERE
 
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
 
 
 def _read_deepseek_v41_text(config: Config) -> Table:
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     config.require_fields(
         n_shared_experts=1,
         num_key_value_heads=1,

@@ -56,7 +56,9 @@ def _read_jina_bert(config: Config) -> Table:
     """
     config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer_fields = qk_norm_fields(norm, "projection") if "qk-post-norm" in str(config.data.get("auto_map", "")) else {}
+    mixer_fields = (
+        qk_norm_fields(norm, "projection") if "qk-post-norm" in str(config.config_fields.get("auto_map", "")) else {}
+    )
     activation = config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type")
     return _gated_alibi_encoder(config, norm, mixer_fields, activation)
 
@@ -82,7 +84,7 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
     }
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
-    has_pooler = config.head == "none" or scores_sequences(config)
+    has_pooler = config.head_kind == "none" or scores_sequences(config)
     return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
 
 

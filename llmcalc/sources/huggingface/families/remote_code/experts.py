@@ -23,10 +23,10 @@ from ...parts import (
     glu,
     layer_table,
     moe,
+    note_uncounted_mtp,
     qk_norm_fields,
     rmsnorm,
     rope,
-    uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 from ..deepseek.deepseek import ROUTING as CHOICE
@@ -110,7 +110,7 @@ def _read_bailing_linear(config: Config) -> Table:
 
     The layers after the last whole group have softmax attention, too.
     """
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     group_size, linear_attention = config.integer("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
@@ -346,14 +346,14 @@ FAMILIES = {
         uncounted_fields={
             "multi_gate": "the two routers of each layer for tokens of images and of sound are not counted"
         },
-        grouped_router=True,
+        has_grouped_router=True,
         source="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
     ),
     "bailing_moe_linear": Family(
         _read_bailing_linear,
         {**LING, "layer_group_size": 1, "linear_silu": False},
         LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
-        grouped_router=True,
+        has_grouped_router=True,
         source=f"{MLX}bailing_moe_linear.py",
     ),
     "Klear": Family(

@@ -155,7 +155,7 @@ def _read_samba(config: Config) -> Table:
     """
     config.require("use_conv_bias", True)
     ffn_width = _ffn_width(config.with_fields(intermediate_size=None))
-    if "attn" not in config.data:
+    if "attn" not in config.config_fields:
         layer_indices = [*range(1, min(18, config.integer("num_hidden_layers")), 2)]
         config = config.with_fields(attn={"layers": layer_indices, "num_heads": 18, "window_size": 2048})
     return _decoder(config, mamba_mixer(config), ffn_width)

@@ -36,7 +36,7 @@ def _read_minicpmo(config: Config) -> Table:
 
 
 def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
-    stated_version = config.data.get("version")
+    stated_version = config.config_fields.get("version")
     config.fields_read.add("version")
     try:
         if isinstance(stated_version, str) or is_number(stated_version):
@@ -49,13 +49,15 @@ def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
         version_number = None
     if version_number not in TEXT_OF_VERSION:
         raise config.error("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
+    return _text_of_type(config, TEXT_OF_VERSION[version_number], config.config_fields)
 
 
 def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
     """Reads the text model from config fields as if they were a config of the given model type."""
     family = family_of(model_type)
-    text_config = typed_config({**text_fields, "architectures": []}, model_type, family, config.head, config.location)
+    text_config = typed_config(
+        {**text_fields, "architectures": []}, model_type, family, config.head_kind, config.location
+    )
     model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}
     config.fields_read |= text_config.fields_read | family.ignored_fields
     config.notes += text_config.notes
@@ -66,7 +68,7 @@ def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any
 def _read_moondream(config: Config) -> Table:
     """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
     config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
-    stated_fields = config.table("text_config") if config.has("text_config") else config.data
+    stated_fields = config.table("text_config") if config.has("text_config") else config.config_fields
     config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
     text_fields = config_section(config, config_sections, "text")

@@ -13,7 +13,7 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     Table,
-    add_prediction,
+    add_mtp_modules,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -53,7 +53,7 @@ def _read_gigachat(config: Config) -> Table:
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID)}}
     stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
-    mtp_fields = add_prediction(config, stack, "mtp", mixer_changes["full"], norm)
+    mtp_fields = add_mtp_modules(config, stack, "mtp", mixer_changes["full"], norm)
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
@@ -123,7 +123,7 @@ FAMILIES = {
             linear_sigmoid_gate_scale linear_use_legacy_qkvz_layout linear_use_short_conv norm_topk_prob num_krope_heads
             optimizer_eps output_gate_type swiglu_limit use_mla_scaling_factor
             """),
-        grouped_router=True,
+        has_grouped_router=True,
         source=f"{VLLM}gigachat3_5.py",
     ),
 }

@@ -35,7 +35,7 @@ def _read_jet_nemotron(config: Config) -> Table:
     mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
     if not config.has("layer_types"):
         expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
-        raise config.error("layer_types", config.data.get("layer_types"), expected_text)
+        raise config.error("layer_types", config.config_fields.get("layer_types"), expected_text)
     layer_kinds = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
     layer_changes: Table = {}
     if "full" in layer_kinds:

@@ -13,7 +13,7 @@ from ...class_defaults import class_defaults
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, rmsnorm, uncounted_prediction
+from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, note_uncounted_mtp, rmsnorm
 from ..deepseek.deepseek import LATENT, latent_attention
 from ..recurrent import delta
 from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
@@ -21,7 +21,7 @@ from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
 def _read_ling_2_5(config: Config) -> Table:
     """Reads Ling 2.5 and 2.6: groups of lightning-attention layers, each ended by a latent-attention layer."""
-    uncounted_prediction(config)
+    note_uncounted_mtp(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     group_size = config.integer("layer_group_size")
     mixer_kinds = ["linear" if (layer_index + 1) % group_size else "full" for layer_index in range(depth)]
@@ -43,14 +43,14 @@ FAMILIES = {
             num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
             """),
         aliases={"linear_silu": "use_linear_silu"},
-        grouped_router=True,
+        has_grouped_router=True,
         source=f"{VLLM}bailing_moe_linear.py",
     ),
     "bailing_moe_v3": replace(
         delta.FAMILIES["bailing_hybrid"],
         read_model=delta.read_ling_3,
         defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
-        grouped_router=True,
+        has_grouped_router=True,
         source=f"{VLLM}bailing_moe_v3.py",
         field_writers={},
         modules={},

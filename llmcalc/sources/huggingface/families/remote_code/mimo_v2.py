@@ -15,7 +15,7 @@ from ...family import Family, field_names
 from ...parts import (
     QKV,
     Table,
-    add_prediction,
+    add_mtp_modules,
     attention,
     attention_biases,
     decoder,
@@ -91,7 +91,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     }
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
-    mtp_fields = add_prediction(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
+    mtp_fields = add_mtp_modules(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 

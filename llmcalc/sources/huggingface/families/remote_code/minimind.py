@@ -23,7 +23,7 @@ def _read_minimind(config: Config) -> Table:
     if is_later_version == config.has("n_routed_experts"):
         raise config.error(
             "num_experts",
-            config.data.get("num_experts"),
+            config.config_fields.get("num_experts"),
             "either num_experts (since 2026) or n_routed_experts (before)",
         )
     return _read_later_version(config) if is_later_version else _read_earlier_version(config)
@@ -54,7 +54,7 @@ def _read_earlier_version(config: Config) -> Table:
         ffn_width = width_multiple * ceil_div(8 * hidden_size // 3, width_multiple)
     ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
-        has_params_json_names = "dim" in config.data
+        has_params_json_names = "dim" in config.config_fields
         has_shared_expert = config.get("n_shared_experts") is not None
         shared_count = int(has_shared_expert) if has_params_json_names else config.count("n_shared_experts")
         shared_ffn = glu(config, ffn_width=ffn_width * shared_count) if shared_count else None

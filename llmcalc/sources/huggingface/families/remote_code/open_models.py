@@ -170,8 +170,10 @@ def _read_openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
     model_arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
-    config_data = {**model_arguments, **config.data}
-    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.location, config.aliases)
+    config_data = {**model_arguments, **config.config_fields}
+    inner_config = Config(
+        config_data, config.defaults, config.model_type, config.head_kind, config.location, config.aliases
+    )
     model_fields = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
     return model_fields

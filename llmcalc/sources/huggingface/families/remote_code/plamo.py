@@ -77,7 +77,7 @@ def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     window = config.optional_integer("window_size", "sliding_window")
-    layer_windows = config.data.get("interleaved_sliding_window")
+    layer_windows = config.config_fields.get("interleaved_sliding_window")
     full_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
     default_layer_kinds = ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]

@@ -24,7 +24,7 @@ def _read_puzzle(config: Config) -> Table:
     for layer_index, block_config in enumerate(block_configs):
         layer_config = Config(
             block_config,
-            {**config.defaults, **config.data},
+            {**config.defaults, **config.config_fields},
             config.model_type,
             location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
@@ -40,7 +40,7 @@ def _read_puzzle(config: Config) -> Table:
     for _, layer_config in layers:
         if layer_config is not config:
             layer_config.default_sizes.clear()
-            config.fields_read |= layer_config.fields_read - layer_config.data.keys()
+            config.fields_read |= layer_config.fields_read - layer_config.config_fields.keys()
             layer_config.finish(frozenset(), config)
     return model_fields
 

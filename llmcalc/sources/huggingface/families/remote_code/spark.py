@@ -25,7 +25,7 @@ def _read_spark(config: Config) -> Table:
     block = layer_table(mixer, ffn, norm)
     if not config.has("layer_types"):
         raise config.error(
-            "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
+            "layer_types", config.config_fields.get("layer_types"), f"a list with the kind of each of {depth} layers"
         )
     sliding_attention: Table = {"position": rope(config, layer_kind="sliding_attention")}
     return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding_attention))

@@ -23,9 +23,9 @@ from ...parts import (
     IDLE_CROSS_ATTENTION,
     QKVO,
     Table,
-    architecture,
     biases,
     block_sparse_note,
+    class_name_of_config,
     decoder,
     head_table,
     layernorm,
@@ -88,7 +88,7 @@ def _read_bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
     model_fields = bart_model(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
-    if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
+    if class_name_of_config(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
         model_fields["tie_word_embeddings"] = False
     return model_fields
 
@@ -115,13 +115,13 @@ def _read_fsmt(config: Config) -> Table:
     source_vocab_size, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
     if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab_size):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
-    if architecture(config).endswith("ForCausalLM"):
-        raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
+    if class_name_of_config(config).endswith("ForCausalLM"):
+        raise config.error("architectures", class_name_of_config(config), "FSMTForConditionalGeneration")
     model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
     if "encoder" not in model_fields:
         raise config.error(
             "architectures",
-            config.data.get("architectures"),
+            config.config_fields.get("architectures"),
             "a class of both stacks: FSMT has none for its decoder alone",
         )
     if not model_fields["tie_word_embeddings"]:
@@ -151,8 +151,8 @@ def bart_model(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    class_name = architecture(config)
-    is_decoder_only = architecture(config).endswith("ForCausalLM")
+    class_name = class_name_of_config(config)
+    is_decoder_only = class_name_of_config(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
     if class_name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.error(
@@ -283,7 +283,7 @@ FAMILIES = {
         BART,
         read_model=_read_bigbird_pegasus,
         field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
-        quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
+        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules=module_names("bigbird_pegasus"),
     ),
     "pp_formulanet": Family(

@@ -27,7 +27,7 @@ def _read_encoder_decoder(config: Config) -> Table:
         section_name: model_type_of(config, section_name, section_fields)
         for section_name, section_fields in config_sections.items()
     }
-    decoder_class = causal_class(model_types["decoder"], "decoder.", config.data)
+    decoder_class = causal_class(model_types["decoder"], "decoder.", config.config_fields)
     encoder = read_section_model(
         config, "encoder", model_types["encoder"], {**config_sections["encoder"], "architectures": ["Model"]}, "none"
     )

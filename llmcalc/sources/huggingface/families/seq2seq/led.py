@@ -46,7 +46,7 @@ FAMILIES = {
             ],
         },
         deviations=(CHUNKS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BART_DROPOUT,
     )
 }

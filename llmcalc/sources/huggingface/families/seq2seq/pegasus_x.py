@@ -17,7 +17,7 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 def _read_pegasus_x(config: Config) -> Table:
     model_fields = bart_model(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in model_fields:
-        raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
+        raise config.error("architectures", config.config_fields.get("architectures"), "a class of both stacks")
     block_fields = config.integer_fields("num_global_tokens", "block_size")
     has_staggered_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
     if has_staggered_blocks and block_fields["block_size"] % 2:

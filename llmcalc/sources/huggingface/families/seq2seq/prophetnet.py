@@ -16,8 +16,8 @@ from ...parts import (
     IDLE_CROSS_ATTENTION,
     QKVO,
     Table,
-    architecture,
     biases,
+    class_name_of_config,
     head_table,
     layer_table,
     layernorm,
@@ -33,7 +33,7 @@ SIDES = ("encoder", "decoder")
 
 
 def _read_prophetnet(config: Config) -> Table:
-    is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
+    is_tied, is_decoder = config.flag("tie_word_embeddings"), class_name_of_config(config).endswith("ForCausalLM")
     if not is_decoder:
         config.require_fields(is_encoder_decoder=True, add_cross_attention=True)
     config.fields_read.add("is_encoder_decoder")
@@ -117,7 +117,7 @@ FAMILIES = {
         _read_prophetnet,
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         field_writers=WRITES,
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         dropout_fields=BART_DROPOUT,
     )
 }

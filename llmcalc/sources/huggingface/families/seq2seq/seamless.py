@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names, module_names
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, head_table, layernorm, mlp
 
 OTHER_PARTS = {
     "speech_encoder_layers": "the speech encoder",
@@ -21,7 +21,7 @@ OTHER_PARTS = {
 
 def _read_seamless(config: Config) -> Table:
     """Reads the text-to-text model, which the class of the whole model runs on tokens."""
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name and not class_name.endswith(("Model", "ForTextToText")):
         raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
     if not class_name.endswith("ForTextToText"):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, head_table, layernorm, mlp
 
 
 def _read_speecht5(config: Config) -> Table:
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name and not class_name.endswith("ForSpeechToText"):
         raise config.error("architectures", class_name, "SpeechT5ForSpeechToText, the class that generates text")
     config.require("is_encoder_decoder", True)

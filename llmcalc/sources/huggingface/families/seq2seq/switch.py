@@ -150,7 +150,7 @@ FAMILIES = {
             "dense_act_fn": lambda s: s.network.hidden_act,
             "router_dtype": _written_router_dtype,
         },
-        quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY, cache_refusing_classes=EVERY),
         modules={
             **T5_MODULES,
             "router": "router.classifier",
@@ -171,7 +171,7 @@ FAMILIES = {
             "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
             "decoder_sparse_step": lambda s: _written_expert_interval(s, "decoder"),
         },
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY),
         deviations=(EVERY_EXPERT,),
         dropout_fields=BART_DROPOUT,
     ),

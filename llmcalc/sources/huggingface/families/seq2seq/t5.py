@@ -15,7 +15,7 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, is_untied
-from ...parts import ACTIVATIONS, Table, architecture, class_count, head_table, layer_table, rmsnorm
+from ...parts import ACTIVATIONS, Table, class_count, class_name_of_config, head_table, layer_table, rmsnorm
 from ...writes import Writes
 
 
@@ -93,8 +93,8 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    is_tied_head = model_fields["tie_word_embeddings"] and config.head == "lm"
-    if is_tied_head and config.data.get("scale_decoder_outputs") is False:
+    is_tied_head = model_fields["tie_word_embeddings"] and config.head_kind == "lm"
+    if is_tied_head and config.config_fields.get("scale_decoder_outputs") is False:
         config.notes.append(
             "tie_word_embeddings: counted as true; scale_decoder_outputs is false, as where transformers 5 saves T5 "
             "1.1, whose weights have an lm_head of their own and are loaded untied"
@@ -107,7 +107,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
     model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
-    class_name = architecture(config)
+    class_name = class_name_of_config(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
         if config.get("is_decoder"):
             raise config.error(
@@ -193,7 +193,7 @@ ALWAYS_TIED = Deviation(
     "T5's tied head",
     "its output projection is tied to the embedding, although the config unties them",
     "parameters",
-    class_op=lambda op: replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op,
+    class_op=lambda op: replace(op, is_tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op,
     applies_to=is_untied,
 )
 
@@ -251,7 +251,7 @@ FAMILIES = {
         read_model=_read_pop2piano,
         defaults={"n_positions": None},
         field_writers={},
-        quirks=Quirks(makes_mask=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY),
         deviations=(),
         modules={**T5_MODULES, "encoder.stem": "mel_conditioner", "styles": "embedding"},
     ),

@@ -14,7 +14,7 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, architecture
+from ...parts import Table, class_name_of_config
 from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_model
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BUCKETS = 32
 def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
     relative_bias = shared_position_bias(config)["relative_bias"]
-    is_bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
+    is_bare_class = config.head_kind == "none" and class_name_of_config(config).endswith("UdopModel")
     if not is_bare_class and first_bucket != relative_bias["relative_attention_num_buckets"]:
         raise config.field_error(
             "relative_bias_args",
@@ -100,7 +100,7 @@ FAMILIES = {
             "relative_bias_args": _relative_bias_fields,
             "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(reads_values=EVERY, further_inputs=_box_arguments),
+        quirks=Quirks(value_reading_classes=EVERY, further_inputs=_box_arguments),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",
