@@ -181,7 +181,10 @@ def sort_options(
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
-        *({name: value for name, value in options_by_name.items() if name in names} for names in names_by_subject)
+        *(
+            {name: option_value for name, option_value in options_by_name.items() if name in names}
+            for names in names_by_subject
+        )
     )
 
 
@@ -252,10 +255,10 @@ def _hardware_names(hardware: Any) -> list[str]:
     return [validate_text("--hardware", name, "h100") for name in hardware_names if name is not None]
 
 
-def require_model(model: Model | None, alternative: str = "") -> Model:
-    """Returns the model. Raises `InputError` without a model. alternative: words for another argument in its place."""
+def require_model(model: Model | None, alternative_argument: str = "") -> Model:
+    """Returns the model. Raises `InputError` without a model. alternative_argument: another argument, in words."""
     if model is None:
-        raise InputError(f"model: missing; expected a preset's name, a path or a config{alternative}")
+        raise InputError(f"model: missing; expected a preset's name, a path or a config{alternative_argument}")
     return model
 
 
@@ -354,5 +357,8 @@ def model_filter_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, 
 
     optional_text("--kind", model_kind, "decoder")
     optional_text("--attention", attention, "gqa")
-    min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return ModelFilter(model_kind, attention, moe, min_count, max_count)
+    min_param_count, max_param_count = (
+        optional_count("--min-params", min_params),
+        optional_count("--max-params", max_params),
+    )
+    return ModelFilter(model_kind, attention, moe, min_param_count, max_param_count)

@@ -62,10 +62,10 @@ def draw_picture(
 
 
 def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], Any]) -> list[Any]:
-    read_models = [read_model(model) for model in plotted_models]
-    if not read_models:
+    loaded_models = [read_model(model) for model in plotted_models]
+    if not loaded_models:
         raise InputError("missing argument TARGET; expected one or more models")
-    return read_models
+    return loaded_models
 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
@@ -122,11 +122,11 @@ def _draw_memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    run_options = sort_options(options, _draw_memory, run=True)
-    settings_run = run_options_of(
-        run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    parsed_options = sort_options(options, _draw_memory, run=True)
+    run_options = run_options_of(
+        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
-    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read_model(model)))
+    return pictures.memory_picture(RunQuestion(**vars(run_options), preset=parsed_options.read_model(model)))
 
 
 def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:

@@ -37,7 +37,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
             {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
         )
         methods_by_name = {
-            name: _lazily_compiled_method(cls, name, source) for name, source in compiled_methods.items()
+            name: _lazily_compiled_method(cls, name, method_source) for name, method_source in compiled_methods.items()
         }
         methods_by_name |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:
@@ -63,11 +63,11 @@ def _lazily_compiled_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         method_globals: dict[str, Any] = {}
         exec(method_source(cls, method_globals), method_globals)
-        compiled_methods = method_globals[method_name]
-        compiled_methods.__qualname__ = f"{cls.__qualname__}.{method_name}"
+        compiled_method = method_globals[method_name]
+        compiled_method.__qualname__ = f"{cls.__qualname__}.{method_name}"
         if vars(cls)[method_name] is method:
-            setattr(cls, method_name, compiled_methods)
-        return compiled_methods(self, *args, **kwargs)
+            setattr(cls, method_name, compiled_method)
+        return compiled_method(self, *args, **kwargs)
 
     return method
 

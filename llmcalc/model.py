@@ -117,7 +117,7 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        encoder_output_width = None if self.encoder is None else self._source_width(self.encoder)
+        encoder_output_width = None if self.encoder is None else self._encoder_output_width(self.encoder)
         for stack_name, stack in self.stacks():
             stack_width = stack.hidden_size or self.hidden_size
             encoder_width = encoder_output_width if stack_name == "decoder" else None
@@ -157,24 +157,28 @@ class ModelSpec(Part):
 
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
-        kernel, head = self.embedding_kernel, self.head
-        is_projected = self.embedding_size is not None and self.main.input_size is None and kernel is None
+        embedding_kernel, head = self.embedding_kernel, self.head
+        is_projected = self.embedding_size is not None and self.main.input_size is None and embedding_kernel is None
         if self.tied_projection and (not is_projected or self.kind == "encoder-decoder"):
             raise ValueError(
                 "tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false"
             )
         is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
-        if kernel is not None and (not is_supported or kernel % 2 == 0):
+        if embedding_kernel is not None and (not is_supported or embedding_kernel % 2 == 0):
             raise ValueError(
                 "embedding_kernel: an odd number, of an encoder with an embedding_size and no input_size; expected none"
             )
         has_narrow_embedding = self.embedding_size is not None and self.embedding_size < self.hidden_size
-        if isinstance(head, LMHead) and head.more_columns and not (has_narrow_embedding and kernel is not None):
+        if (
+            isinstance(head, LMHead)
+            and head.more_columns
+            and not (has_narrow_embedding and embedding_kernel is not None)
+        ):
             raise ValueError(
                 "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
             )
 
-    def _source_width(self, encoder: Stack) -> int:
+    def _encoder_output_width(self, encoder: Stack) -> int:
         """Returns the width of the encoder's output, which cross-attention reads."""
         return encoder.output_size or encoder.hidden_size or self.hidden_size
 
@@ -226,9 +230,9 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
         has_separate_input = encoder.vocab_size is not None or encoder.stem is not None
-        position_rows = (encoder.position, None if self.decoder is None else self.decoder.position)
+        stack_positions = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (
-            position_rows[0] != position_rows[1] or getattr(position_rows[0], "type", "") != "learned"
+            stack_positions[0] != stack_positions[1] or getattr(stack_positions[0], "type", "") != "learned"
         ):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
@@ -356,29 +360,31 @@ class ModelSpec(Part):
         """
         recorder = Flow() if flow is None else flow
         recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
-        hidden_axis, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
-        token_rows = (
-            vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
+        hidden_axis, vocab_axis = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        token_axis = (
+            vocab_axis
+            if self.additional_vocab_size is None
+            else Axis("vocab", self.vocab_size + self.additional_vocab_size)
         )
         embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._has_separate_encoder_input:
-            embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
+            embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.has_no_embedding:
-            embedding_table = Weight("embed_tokens", (embedding_axis,), (token_rows,))
+            embedding_table = Weight("embed_tokens", (embedding_axis,), (token_axis,))
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
         elif self.main.reads_no_embedding:
-            embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
+            embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
         else:
             source_rows = self._source_rows if has_two_stacks else TOKENS
             weight_role = self._weight_role("embed_tokens")
             x, embedding_table = recorder.table(
-                "embed_tokens", token_rows, embedding_axis, of=source_rows, kind="embedding", role=weight_role
+                "embed_tokens", token_axis, embedding_axis, of=source_rows, kind="embedding", role=weight_role
             )
         if self.unused_embedding is not None:
-            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
+            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab_axis)
         x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden_axis)
         for stack_name, stack in self.stacks():
             recorder.causal = stack_name == "decoder"
@@ -401,7 +407,7 @@ class ModelSpec(Part):
                     stack_scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
-            self._record_output(recorder, x, vocab, embedding_axis, embedding_table)
+            self._record_output(recorder, x, vocab_axis, embedding_axis, embedding_table)
         return recorder
 
     @property
@@ -491,20 +497,20 @@ class ModelSpec(Part):
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
-        output = embedding_table if self.tie_word_embeddings else None
-        if self.mtp is not None and output is None:
-            output = Weight("lm_head", (vocab_axis,), x.axes)
+        output_weight = embedding_table if self.tie_word_embeddings else None
+        if self.mtp is not None and output_weight is None:
+            output_weight = Weight("lm_head", (vocab_axis,), x.axes)
         weight_role = self._weight_role("lm_head")
         recorder.result = recorder.part(
-            "lm_head", head, x, vocab=vocab_axis, width=embedding_axis, output_weight=output, role=weight_role
+            "lm_head", head, x, vocab=vocab_axis, width=embedding_axis, output_weight=output_weight, role=weight_role
         )
         if self.proposal is not None:
             draft_vocab_size = head.draft_vocab_size
-            proposed_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
-            recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, proposed_tokens=proposed_axis)
+            draft_vocab_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
+            recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, draft_vocab=draft_vocab_axis)
         if self.mtp is not None:
-            assert output is not None
-            self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output)
+            assert output_weight is not None
+            self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output_weight)
 
     def reference(self) -> nn.Module:
         """Builds a PyTorch model with random weights.
@@ -542,8 +548,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ModelSpec) -> None:
             super().__init__()
-            self.spec, hidden = spec, spec.hidden_size
-            embedding_width = spec.embedding_size or hidden
+            self.spec, hidden_size = spec, spec.hidden_size
+            embedding_width = spec.embedding_size or hidden_size
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
             output_embedding_width = self._output_embedding_width(spec, output_stack)
@@ -554,23 +560,23 @@ def _reference_class() -> type[nn.Module]:
                 )
             if spec.embedding_size is not None and output_stack.input_size is None:
                 bias, neighbour_count = spec.embedding_projection_bias, spec.embedding_kernel or 1
-                self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden, bias=bias)
+                self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden_size, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(
-                    ModelProperties(spec.encoder.hidden_size or hidden, is_causal=False)
+                    ModelProperties(spec.encoder.hidden_size or hidden_size, is_causal=False)
                 )
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
-                self.decoder = spec.decoder.reference(ModelProperties(hidden, source_size=source_size))
+                self.decoder = spec.decoder.reference(ModelProperties(hidden_size, source_size=source_size))
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
-                stack_module = output_stack.reference(ModelProperties(hidden, is_causal=spec.encoder is None))
+                stack_module = output_stack.reference(ModelProperties(hidden_size, is_causal=spec.encoder is None))
                 for child_name, child_module in stack_module.named_children():
                     self.add_module(child_name, child_module)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
             for child_name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if component is not None:
-                    self.add_module(child_name, component.reference(ModelProperties(hidden), output_stack))
+                    self.add_module(child_name, component.reference(ModelProperties(hidden_size), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
@@ -578,29 +584,31 @@ def _reference_class() -> type[nn.Module]:
                 self.head_proj = (
                     TransposedLinear(self.embed_proj)
                     if spec.tied_projection
-                    else nn.Linear(hidden, output_embedding_width, bias=False)
+                    else nn.Linear(hidden_size, output_embedding_width, bias=False)
                 )
             if spec.head.type == "classification":
-                self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
+                self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden_size))
             for head_type, module_name in (("projection", "projection"), ("latents", "latent_attention")):
                 if spec.head.type == head_type:
-                    self.add_module(module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden)))
+                    self.add_module(
+                        module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden_size))
+                    )
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(
-                    ModelProperties(hidden),
+                    ModelProperties(hidden_size),
                     spec.vocab_size,
-                    2 * hidden
+                    2 * hidden_size
                     if output_stack.streams is not None and output_stack.streams.type == "reversible"
                     else spec.embedding_size,
                 )
-                output: Any = getattr(self.lm_head, "decoder", self.lm_head)
+                output_layer: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
-                    output.weight = self.embed_tokens.weight
+                    output_layer.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
                     vocab_size = spec.head.draft_vocab_size or spec.vocab_size
-                    self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, vocab_size)
+                    self.proposal = spec.proposal.reference(ModelProperties(hidden_size), spec.vocab_size, vocab_size)
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(ModelProperties(hidden), output_stack, output.weight)
+                    self.mtp = spec.mtp.reference(ModelProperties(hidden_size), output_stack, output_layer.weight)
                     self._reads_streams = getattr(output_stack.streams, "type", "") == "hyper"
             for child_name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(child_name)
@@ -610,7 +618,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.towers:
                 self.towers = nn.Module()
                 for child_name, tower in spec.towers.items():
-                    self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, is_causal=False)))
+                    self.towers.add_module(child_name, tower.reference(ModelProperties(hidden_size, is_causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
             stream_count = output_stack.streams
@@ -706,10 +714,10 @@ def _reference_class() -> type[nn.Module]:
                 pooled_vector, pooled_scores = self.get_submodule("pooler")(x)
             model_output = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                proposal_term, proposal_outputs = self.get_submodule("proposal")(
+                proposal_logits, proposal_outputs = self.get_submodule("proposal")(
                     x[:, -1:] if last_only else x, ids[:, -model_output.shape[1] :]
                 )
-                model_output = model_output + proposal_term
+                model_output = model_output + proposal_logits
                 return (model_output, proposal_outputs) if with_mtp else model_output
             if with_pooled:
                 return model_output, pooled_scores

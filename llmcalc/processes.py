@@ -137,13 +137,13 @@ class ForkedCalls(Generic[Task, Result]):
         import signal
         from multiprocessing import get_context
 
-        context = get_context("fork")
+        fork_context = get_context("fork")
         blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until a child handles it
         try:
             for _ in range(worker_count):
-                parent_end, child_end = context.Pipe()
+                parent_end, child_end = fork_context.Pipe()
                 other_connections = [parent_end, *(worker.connection for worker in self._workers)]
-                process = context.Process(target=self._serve, args=(child_end, other_connections), daemon=True)
+                process = fork_context.Process(target=self._serve, args=(child_end, other_connections), daemon=True)
                 process.start()
                 child_end.close()
                 self._workers.append(Worker(process, parent_end, set()))

@@ -96,13 +96,13 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
                 if counted_params.get(f"{list_name}.{layer_index}", 0) != expected_params
             }
             if wrong_layers:
-                layer_index, params = next(iter(wrong_layers.items()))
+                layer_index, param_count = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(params - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
-                    "differ"
+                    f"{units.difference(param_count - expected_params)}; {len(wrong_layers)} of {node.repeat} such "
+                    "layers differ"
                 )
                 problem_lines.append(
-                    f"  {list_name}.{layer_index}: {params:,}, the spec's {node.path_segment} {expected_params:,} "
+                    f"  {list_name}.{layer_index}: {param_count:,}, the spec's {node.path_segment} {expected_params:,} "
                     f"({difference})"
                 )
     if len(problem_lines) == 1:

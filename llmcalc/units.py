@@ -223,12 +223,12 @@ def parse_length(length_text: str) -> int:
 
     Raises `InputError` for any other text.
     """
-    _refuse_other_groups(length_text, f"'{length_text}'")
+    _refuse_digit_groups(length_text, f"'{length_text}'")
     number_match = re.match(_SIGNED, length_text)
     unit_factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:
         raise InputError(f"'{length_text}' is not a whole number; expected something like 4096, 32k or 1M")
-    return _is_whole(number_match.group(1), unit_factor, f"'{length_text}'")
+    return _parse_whole(number_match.group(1), unit_factor, f"'{length_text}'")
 
 
 LONGEST_NUMBER = 100
@@ -252,14 +252,14 @@ OTHER_GROUPS = re.compile(r"\s*[1-9][0-9]{0,2}(?:[.'\u2019\s][0-9]{3})+\s*")
 """A whole number in groups of three digits, separated as many languages do, which is another number here, or none."""
 
 
-def _refuse_other_groups(typed_number: str, shown_text: str) -> None:
+def _refuse_digit_groups(typed_number: str, shown_text: str) -> None:
     """Raises `InputError` for a number such as `10.000`, which is ten thousand in many languages and ten in others."""
     if OTHER_GROUPS.fullmatch(typed_number):
         digits = re.sub(r"[^0-9]", "", typed_number)
         raise InputError(f"{shown_text}: groups of digits have commas or underscores between them; expected {digits}")
 
 
-def _is_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
+def _parse_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
     exact_value = exact_number(digit_text, shown_text) * unit_factor
     if exact_value.denominator != 1:
         raise InputError(f"{shown_text} is not a whole number")
@@ -273,12 +273,12 @@ def parse_count(count_text: str, quantity_name: str = "") -> int:
     Raises `InputError` for any other text, zero and negative numbers included.
     """
     quantity_text = f"{quantity_name}: '{count_text}'" if quantity_name else f"'{count_text}'"
-    _refuse_other_groups(count_text, quantity_text)
+    _refuse_digit_groups(count_text, quantity_text)
     number_match = re.match(_NUMBER, count_text)
     unit_factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
-    parsed_count = _is_whole(number_match.group(1), unit_factor, quantity_text)
+    parsed_count = _parse_whole(number_match.group(1), unit_factor, quantity_text)
     if parsed_count <= 0:
         raise InputError(f"{quantity_text} is not a positive whole number")
     return parsed_count

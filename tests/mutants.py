@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
-    Mutant("components/networks/feed_forward.py", '"up_proj", x, ffn, bias=self.up_bias,', '"up_proj", x, ffn,'),
+    Mutant("components/networks/feed_forward.py", 'x, ffn_axis, bias=self.up_bias,', 'x, ffn_axis,'),
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
@@ -73,8 +73,8 @@ MUTANTS = (
     ),
     Mutant(
         "sources/huggingface/parts.py",
-        "rotary_share = default_share if rotary_share is None else rotary_share",
-        "rotary_share = default_share",
+        "rotary_fraction = default_rotary_fraction if rotary_fraction is None else rotary_fraction",
+        "rotary_fraction = default_rotary_fraction",
     ),
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
     Mutant(
         "simulator/repeat_layers.py",
-        "(longer_value - shorter_value) * missing_layers // added_layers",
-        "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
+        "(longer_bytes - shorter_bytes) * missing_layers // added_layers",
+        "(longer_bytes - shorter_bytes) * (missing_layers - 1) // added_layers",
     ),
     Mutant(
         "simulator/layer_loops.py",
@@ -121,7 +121,9 @@ MUTANTS = (
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),
-    Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
+    Mutant(
+        "frameworks/deepspeed/partitions.py", "(ALIGNMENT * rank_count)) * ALIGNMENT *", "rank_count) *"
+    ),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),
     Mutant("reports/params.py", "parameter_count.active != total_params:", "parameter_count.active > total_params:"),

@@ -33,11 +33,11 @@ def command(
     from ..questions.listings import convert_model, missing_rope_scaling_note
     from ..sources.preset import name_in_errors
 
-    ending = "" if output is None else output.suffix.lower()
-    if to is None and ending not in ("", ".toml", ".json"):
-        raise InputError(f"--output: {output}: no format is known by {ending}; expected .toml or .json, or --to")
+    file_suffix = "" if output is None else output.suffix.lower()
+    if to is None and file_suffix not in ("", ".toml", ".json"):
+        raise InputError(f"--output: {output}: no format is known by {file_suffix}; expected .toml or .json, or --to")
     preset = target_options.load(target)
-    written_format = to or ("hf" if ending == ".json" else "toml")
+    written_format = to or ("hf" if file_suffix == ".json" else "toml")
     with name_in_errors(preset):
         converted_text = convert_model(preset, written_format)
     if scaling_note := missing_rope_scaling_note(preset, written_format):

@@ -67,17 +67,19 @@ class EngineCommand(Command):
             engine, _ = engine_and_version(engine_texts[0])
             options = self._llmcalc_options(ctx)
             option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
-            spellings = {name: llmcalc_spelling(name, OTHER_NAMES, options) for name in option_names}
+            spellings = {
+                option_name: llmcalc_spelling(option_name, OTHER_NAMES, options) for option_name in option_names
+            }
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
                 args,
                 options,
                 engine.flags_by_option,
-                other_ways={name: spelling for name, spelling in spellings.items() if spelling}
+                alternatives_by_flag={option_name: spelling for option_name, spelling in spellings.items() if spelling}
                 | dict(engine.alternatives_by_option),
             )
-            self._refuse_idle_short_flags(ctx, engine, args)
+            self._refuse_short_engine_flags(ctx, engine, args)
             args = remaining_arguments
             ctx.meta[VALUES] = flag_values
         try:
@@ -87,7 +89,7 @@ class EngineCommand(Command):
                 _require_readable_launch(args)
             raise
 
-    def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
+    def _refuse_short_engine_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
         """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
         from ..frameworks.engines.flags import flags_by_spelling
 
@@ -103,8 +105,8 @@ class EngineCommand(Command):
                 ):
                     continue
                 alternatives_text = "".join(
-                    f" or {min(flags_by_name[engine_name].names, key=len)}"
-                    for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
+                    f" or {min(flags_by_name[flag_name].names, key=len)}"
+                    for flag_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
                     f"{option_name}: is {engine_flag.names[0]} of {engine_record.title}, "

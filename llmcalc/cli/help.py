@@ -95,8 +95,8 @@ class Command(TyperCommand):
             if argument == "--" or ctx.resilient_parsing:  # a shell completes the value
                 break
             if valued_options.get(argument) and (next_argument is None or next_argument in valued_options):
-                place = "" if next_argument is None else f" before {next_argument}"
-                raise InputError(f"{argument}: expects a value{place} ({ctx.command_path} --help explains)")
+                place_text = "" if next_argument is None else f" before {next_argument}"
+                raise InputError(f"{argument}: expects a value{place_text} ({ctx.command_path} --help explains)")
         for option in self.get_params(ctx):
             if "--hardware" in option.opts and not getattr(option, "multiple", False):
                 accelerator_names = list(option_values("--hardware", args))
@@ -201,8 +201,10 @@ def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
 
     type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(name, argument.annotation))
-        for name, argument in signature.parameters.items()
+        argument.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(argument_name, argument.annotation)
+        )
+        for argument_name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 

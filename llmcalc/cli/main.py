@@ -110,7 +110,9 @@ class LazyGroup(TyperGroup):
                 return None
             group_name = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model_name(cmd_name):
-                example_command = next(name for name in ("memory", "params") if name in self.names)
+                example_command = next(
+                    command_name for command_name in ("memory", "params") if command_name in self.names
+                )
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
@@ -243,8 +245,10 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
     """Returns the first two commands that have an option which the running command lacks."""
     if not option_name.startswith("--"):
         return []
-    commands = (name for name in COMMANDS_OF_RUNS if name != running_command)
-    return [name for name in commands if option_name in _option_names(build_command("", name))][:2]
+    commands = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
+    return [command_name for command_name in commands if option_name in _option_names(build_command("", command_name))][
+        :2
+    ]
 
 
 def _is_model_name(typed_word: str) -> bool:
@@ -258,8 +262,8 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
-def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
-    """Returns the part of an error about a missing argument that says as which other one a word is read, if one is."""
+def _misread_argument_text(context: Any, missing_name: str) -> str:
+    """Returns the text of a missing-argument error that names the argument as which a typed word was read."""
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):
@@ -269,21 +273,21 @@ def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
     return ""
 
 
-def _accepted_in_place_of(extra_words: str, context: Any) -> str:
-    """Returns what a command takes in place of words beyond its arguments, for an error message."""
+def _expected_instead_text(extra_words: str, context: Any) -> str:
+    """Returns the end of an error about surplus words: the option or command that takes them."""
     from ..sources.hardware import UnknownAccelerator, find_hardware
 
     extra_word = extra_words.split(maxsplit=1)[0]
     if extra_word.lower() in ("gb", "gib"):
         return "a size and its unit as one word, such as 24GiB"
     if "--hardware" in _option_names(context.command) and not extra_word.endswith(".toml"):
-        for words in dict.fromkeys((extra_words, extra_word)):
+        for typed_words in dict.fromkeys((extra_words, extra_word)):
             try:
-                return f"one accelerator as --hardware {find_hardware(words).name}"
+                return f"one accelerator as --hardware {find_hardware(typed_words).name}"
             except UnknownAccelerator:
                 continue
             except InputError as error:
-                if not words.isdigit():
+                if not typed_words.isdigit():
                     return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
@@ -322,16 +326,16 @@ def _usage_message(usage_error: Any) -> str:
         elif other_commands := _commands_with(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
-        elif typed_option.startswith("--") and (engine_word := engine_of_flag(usual_spelling)):
+        elif typed_option.startswith("--") and (engine_name := engine_of_flag(usual_spelling)):
             advice = (
-                f"a flag of an engine needs --engine, such as {engine_word}"
+                f"a flag of an engine needs --engine, such as {engine_name}"
                 if isinstance(context.command, EngineCommand)
-                else f"llmcalc memory, fit and kv take it with --engine {engine_word}"
+                else f"llmcalc memory, fit and kv take it with --engine {engine_name}"
             )
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             message = (
-                f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1], context)}"
+                f"'{extra_words[1]}': {context.command_path} takes {_expected_instead_text(extra_words[1], context)}"
             )
     if parameter is None:
         return f"{message}{help_hint}"
@@ -348,7 +352,7 @@ def _usage_message(usage_error: Any) -> str:
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
         if context is not None and parameter.param_type_name == "argument":
-            example = f"{_word_read_as_another_argument(context, parameter_name)}{example}"
+            example = f"{_misread_argument_text(context, parameter_name)}{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}{_example_commands(context, parameter)}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:

@@ -251,8 +251,8 @@ def phase_option(phase_type: Any, help_text: str, show_default: bool = True) -> 
 
 def is_given(context: typer.Context, parameter_name: str) -> bool:
     """Whether the user typed a parameter's option, even with the default value."""
-    value_source = context.get_parameter_source(parameter_name)
-    return value_source is not None and value_source.name != "DEFAULT"
+    parameter_source = context.get_parameter_source(parameter_name)
+    return parameter_source is not None and parameter_source.name != "DEFAULT"
 
 
 def count_option(option_name: str, help_text: str) -> Any:

@@ -65,11 +65,11 @@ class TargetOptions(NamedTuple):
         absent_parts = [
             OPTIONAL_PARTS[part_name] for part_name in sorted(included_parts) if not getattr(preset.model, part_name)
         ]
-        missing_parts = (
+        missing_part_notes = (
             f"{part_name.option} changes nothing: the counted model has no {part_name.title}"
             for part_name in absent_parts
         )
-        for model_note in (*preset.notes, *missing_parts):
+        for model_note in (*preset.notes, *missing_part_notes):
             store_remark(f"note: {preset.name}: {model_note}")
         return preset
 

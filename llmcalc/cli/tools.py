@@ -58,7 +58,11 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {name: value_schema for name, value_schema in self.arguments.items() if name in self.common}
+        common_schemas = {
+            argument_name: value_schema
+            for argument_name, value_schema in self.arguments.items()
+            if argument_name in self.common
+        }
         other_names_text = ", ".join(
             argument_name for argument_name in self.arguments if argument_name not in self.common
         )

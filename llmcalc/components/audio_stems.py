@@ -59,18 +59,20 @@ class SubsamplingStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         frames = recorder.frames = x if x.is_constant else self.input_frames()
-        last_layer = len(self.conv_kernel_sizes) - 1
+        last_conv_index = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
-                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_conv_index else width or x.axes
             )
             frame_rows = (
-                SOURCE if i == last_layer else MultipliedRows(source_rows=SOURCE, rows_per_source=2 ** (last_layer - i))
+                SOURCE
+                if i == last_conv_index
+                else MultipliedRows(source_rows=SOURCE, rows_per_source=2 ** (last_conv_index - i))
             )
-            gated_x = recorder.conv(
+            conv_output = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
-            gated_half, gate = recorder.split(gated_x, half_axes, half_axes)
+            gated_half, gate = recorder.split(conv_output, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         return frames
 

@@ -142,10 +142,12 @@ def check_groups(heads: int, kv_heads: int) -> None:
     check_divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
 
 
-def check_divisor(field_name: str, divisor: int, whole_name: str, whole: int) -> None:
+def check_divisor(field_name: str, divisor: int, dividend_name: str, dividend: int) -> None:
     """Raises `ValueError` unless the value of a field divides that of another field without a rest."""
-    if whole % divisor:
-        raise ValueError(f"{field_name}: {divisor} does not divide {whole_name} {whole}; expected a divisor of {whole}")
+    if dividend % divisor:
+        raise ValueError(
+            f"{field_name}: {divisor} does not divide {dividend_name} {dividend}; expected a divisor of {dividend}"
+        )
 
 
 def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
@@ -290,12 +292,12 @@ class AttentionPosition(Part):
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.stack_name not in self.allowed_stacks:
-            type_name, causal = type(self).model_fields["type"].default, self.allowed_stacks == ("decoder",)
-            directions, expected_stack = (
-                ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            type_name, is_causal = type(self).model_fields["type"].default, self.allowed_stacks == ("decoder",)
+            direction_text, expected_stack = (
+                ("that is causal", "a decoder") if is_causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{stack_position.path}.position.type: '{type_name}' is for attention {directions}; expected "
+                f"{stack_position.path}.position.type: '{type_name}' is for attention {direction_text}; expected "
                 f"{expected_stack}"
             )
 

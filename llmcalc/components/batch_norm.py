@@ -17,13 +17,13 @@ AFFINE = Norm.model_construct(type="affine")
 """The product and the sum with the weights of a batch norm."""
 
 
-def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape) -> Value:
-    """Records a batch norm with its stored statistics and number of training batches. channels: the normalized axes."""
+def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Shape) -> Value:
+    """Records a batch norm with its stored statistics and number of batches. channel_axes: the normalized axes."""
     with recorder.scope(norm_name, kind="norm"):
-        statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
+        statistics = recorder.buffer("statistics", Axis("statistics", 2), *channel_axes)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-        channel_mean, channel_scale = recorder.split(statistics, channels, channels)
-        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_scale), AFFINE)
+        channel_mean, channel_variance = recorder.split(statistics, channel_axes, channel_axes)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_variance), AFFINE)
 
 
 @cache

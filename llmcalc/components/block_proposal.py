@@ -73,71 +73,78 @@ class Proposal(OutputPart):
     def formula_source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, proposed_tokens: Axis = ONE_TOKEN) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, draft_vocab: Axis = ONE_TOKEN) -> Value:
         """Records the proposal head's logit bias. x: the hidden states.
 
-        vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
+        vocab, draft_vocab: the axes of the vocabulary read and of the proposed tokens.
         """
         x = x.view(*x.axes, new_rows=LOGITS)
-        token: Value | None = None
+        token_embedding: Value | None = None
         if self.markov_rank is not None:
-            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
+            token_embedding = self._record_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, draft_vocab)
         if self.gru_size is not None:
-            state_axis, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
-            gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
-            recorder.linear("gru_input", x, gates)
-            recorder.linear("gru_state", Value(StatesBeforeRows(source_rows=LOGITS), (state_axis,)), gates)
+            state_axis, rank_axis = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
+            gate_axes = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
+            recorder.linear("gru_input", x, gate_axes)
+            recorder.linear("gru_state", Value(StatesBeforeRows(source_rows=LOGITS), (state_axis,)), gate_axes)
             gru_state = Value(LOGITS, (state_axis,))
             joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(
-                "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
+                "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank_axis), "silu"), draft_vocab
             )
         if self.selector_rank is not None:
-            self._pair_scores(recorder, x, vocab, proposed_tokens)
+            self._pair_scores(recorder, x, vocab, draft_vocab)
         if self.confidence:
-            bias_input = x
-            if self.confidence_reads_token and token is not None:
-                bias_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
-            recorder.linear("confidence", bias_input, Axis("score", 1), bias=True)
+            confidence_input = x
+            if self.confidence_reads_token and token_embedding is not None:
+                confidence_input = recorder.cat(
+                    x, token_embedding, axes=(JoinedShapes((x.axes, token_embedding.axes)),)
+                )
+            recorder.linear("confidence", confidence_input, Axis("score", 1), bias=True)
         if self.state_size is not None:
             recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
-    def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> None:
+    def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> None:
         """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
-        rank, candidates = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
+        rank_axis, candidate_axis = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)
-        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
+        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank_axis, of=candidate_rows, by="chosen")
         successor_vector, _ = recorder.table(
-            "successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen"
+            "successor_codebook", draft_vocab, rank_axis, of=candidate_rows, by="chosen"
         )
-        conditioned_state = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank))
+        conditioned_state = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank_axis))
         recorder.core(
             "pairs",
-            ops.Product(1, rank.size, candidates.size, candidate_rows),
+            ops.Product(1, rank_axis.size, candidate_axis.size, candidate_rows),
             conditioned_state,
-            successor_vector.view(candidates, rank, new_rows=LOGITS),
-            axes=(candidates,),
+            successor_vector.view(candidate_axis, rank_axis, new_rows=LOGITS),
+            axes=(candidate_axis,),
         )
 
-    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
-        """Records the bias table by previous token, and returns the previous token's bias."""
-        token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
-        bias_input = token
+    def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
+        """Records the logit bias from the previous token's embedding, and returns the embedding."""
+        token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
+        bias_input = token_embedding
         if self.markov == "gated":
-            joined_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
+            joined_input = recorder.cat(x, token_embedding, axes=(JoinedShapes((x.axes, token_embedding.axes)),))
             bias_input = recorder.mul(
-                recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
+                recorder.act(recorder.linear("gate_proj", joined_input, rank_axis, bias=True), "sigmoid"),
+                token_embedding,
             )
         elif self.markov == "rnn":
-            joined_input = recorder.cat(token, token, x, axes=(JoinedShapes(((rank,), (rank,), x.axes)),))
-            recorder.linear("joint_proj", joined_input, JoinedShapes(((rank,), (rank,), (rank,))), bias=True)
-        recorder.linear("markov_w2", bias_input, proposed_tokens)
-        return token
+            joined_input = recorder.cat(
+                token_embedding, token_embedding, x, axes=(JoinedShapes(((rank_axis,), (rank_axis,), x.axes)),)
+            )
+            recorder.linear(
+                "joint_proj", joined_input, JoinedShapes(((rank_axis,), (rank_axis,), (rank_axis,))), bias=True
+            )
+        recorder.linear("markov_w2", bias_input, draft_vocab)
+        return token_embedding
 
-    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, draft_vocab: int = 1) -> nn.Module:
         """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the logit bias."""
-        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed_tokens)
+        return _reference_class()(self, model_properties.hidden_size, vocab_size, draft_vocab)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -157,13 +164,13 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProposalReference(nn.Module):
-        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, draft_vocab: int) -> None:
             super().__init__()
             self.spec = spec
             if spec.markov_rank is not None:
                 rank = spec.markov_rank
                 self.markov_w1 = nn.Embedding(vocab_size, rank)
-                self.markov_w2 = nn.Linear(rank, proposed_tokens, bias=False)
+                self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
                 if spec.markov == "gated":
                     self.gate_proj = nn.Linear(hidden_size + rank, rank)
                 elif spec.markov == "rnn":
@@ -173,10 +180,10 @@ def _reference_class() -> type[nn.Module]:
                 self.gru_input = nn.Linear(hidden_size, 3 * gru_size, bias=False)
                 self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
                 self.gru_down = nn.Linear(hidden_size + gru_size, spec.gru_rank, bias=False)
-                self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
+                self.gru_up = nn.Linear(spec.gru_rank, draft_vocab, bias=False)
             if spec.selector_rank is not None:
                 self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
-                self.successor_codebook = nn.Embedding(proposed_tokens, spec.selector_rank)
+                self.successor_codebook = nn.Embedding(draft_vocab, spec.selector_rank)
                 self.hidden_projection = nn.Linear(hidden_size, spec.selector_rank, bias=False)
                 self.pairs = product_class()()
             if spec.confidence:
@@ -185,16 +192,16 @@ def _reference_class() -> type[nn.Module]:
             if spec.state_size is not None:
                 self.state_proj = nn.Linear(hidden_size, spec.state_size, bias=False)
 
-        def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gated_token_embedding(self, x: Tensor, token_embedding: Tensor) -> Tensor:
             """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
             if self.spec.markov == "gated":
-                gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
-                return gate * token
+                gate: Tensor = self.gate_proj(torch.cat([x, token_embedding], -1)).sigmoid()
+                return gate * token_embedding
             if self.spec.markov == "vanilla":
-                return token
-            gru_state, token_outputs = torch.zeros_like(token[:, :1]), []
+                return token_embedding
+            gru_state, token_outputs = torch.zeros_like(token_embedding[:, :1]), []
             for i in range(x.shape[1]):
-                joint_input = torch.cat([gru_state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+                joint_input = torch.cat([gru_state, token_embedding[:, i : i + 1], x[:, i : i + 1]], -1)
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
@@ -226,23 +233,23 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
             """Returns the bias on the logits, and the other outputs: next states, pair scores, acceptance score."""
             logit_bias: Any = 0
-            extra_outputs: list[Tensor] = []
+            other_outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
-                extra_outputs.append(self.state_proj(x))
+                other_outputs.append(self.state_proj(x))
             if hasattr(self, "pairs"):
-                extra_outputs.append(self._pair_scores(x))
-            token: Tensor | None = None
+                other_outputs.append(self._pair_scores(x))
+            token_embedding: Tensor | None = None
             if hasattr(self, "markov_w1"):
-                token = self.markov_w1(ids)
-                logit_bias = self.markov_w2(self._gate_token_row(x, token))
+                token_embedding = self.markov_w1(ids)
+                logit_bias = self.markov_w2(self._gated_token_embedding(x, token_embedding))
             if hasattr(self, "gru_input"):
                 gru_states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, gru_states], -1))))
                 logit_bias = logit_bias + up_projection
             if not hasattr(self, "confidence"):
-                return logit_bias, extra_outputs
-            if self.spec.confidence_reads_token and token is not None:
-                x = torch.cat([x, token], -1)
-            return logit_bias, [*extra_outputs, self.confidence(x)]
+                return logit_bias, other_outputs
+            if self.spec.confidence_reads_token and token_embedding is not None:
+                x = torch.cat([x, token_embedding], -1)
+            return logit_bias, [*other_outputs, self.confidence(x)]
 
     return ProposalReference

@@ -45,14 +45,14 @@ class ByteLayers(Part):
     def check_stack_position(self, error_location: str, width: int) -> None:
         self.block.check_stack_position(StackPosition(f"{error_location}.block", width, "decoder"))
 
-    def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
-        """Records the layers over bytes. record_before: records the cross-attention before each layer."""
+    def flow(self, recorder: Flow, x: Value, record_cross_attention: Callable[[Value], Value] | None = None) -> Value:
+        """Records the layers over bytes. record_cross_attention: records the cross-attention before each layer."""
         depth = self.num_hidden_layers
 
         def record_layer(layer_input: Value) -> Value:
-            if record_before is None:
+            if record_cross_attention is None:
                 return self.block.flow(recorder, layer_input)
-            layer_input = record_before(layer_input)
+            layer_input = record_cross_attention(layer_input)
             with recorder.scope("block"):
                 return self.block.flow(recorder, layer_input)
 
@@ -142,9 +142,9 @@ class PatchStreams(ResidualStreams):
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
-        byte_groups = MultipliedRows("groups of bytes", source_rows=x.rows, rows_per_source=self.hash_tables)
+        ngram_rows = MultipliedRows("groups of bytes", source_rows=x.rows, rows_per_source=self.hash_tables)
         hash_embeddings, _ = recorder.table(
-            "hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind
+            "hash_embedding", hash_axis, *x.axes, of=ngram_rows, rows_read=1, kind=self.kind
         )
         x = recorder.add(
             x, recorder.sum(hash_embeddings.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
@@ -152,14 +152,14 @@ class PatchStreams(ResidualStreams):
         with recorder.scope("local_encoder"):
             with recorder.separate_stack(recorder.causal):
                 x = self.encoder.flow(recorder, x)
-            patches = BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size)
+            patch_rows = BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size)
             vector_axis = Axis("vectors", self.vectors)
-            patch_means = recorder.resampled(x, patches)
+            patch_means = recorder.resampled(x, patch_rows)
             patch_vectors = recorder.linear("patch_proj", patch_means, vector_axis, *x.axes, kind=self.kind)
             patch_vectors = recorder.part(
-                "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
+                "reads", self.reads, self._view_as_vectors(patch_vectors, x, patch_rows), memory=x
             )
-            patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patches)
+            patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patch_rows)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
         if self.projected:
@@ -168,26 +168,26 @@ class PatchStreams(ResidualStreams):
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
-        byte_rows: Value = recorder.memo["bytes"]
+        byte_states: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
             patch_vectors = recorder.linear(
-                "patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind
+                "patch_proj", x, Axis("vectors", self.vectors), *byte_states.axes, kind=self.kind
             )
-            memory, layers = self._view_as_vectors(patch_vectors, byte_rows, x.rows), self.decoder
+            memory, layers = self._view_as_vectors(patch_vectors, byte_states, x.rows), self.decoder
 
-            def read_patches(byte_states: Value) -> Value:
-                return recorder.part("writes", self.writes, byte_states, memory=memory)
+            def read_patches(byte_queries: Value) -> Value:
+                return recorder.part("writes", self.writes, byte_queries, memory=memory)
 
             if not self.writes_every_layer:
-                byte_rows = read_patches(byte_rows)
+                byte_states = read_patches(byte_states)
             with recorder.separate_stack(recorder.causal):
-                byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
-            return recorder.part("norm", self.norm, byte_rows)
+                byte_states = layers.flow(recorder, byte_states, read_patches if self.writes_every_layer else None)
+            return recorder.part("norm", self.norm, byte_states)
 
-    def _view_as_vectors(self, projected_patches: Value, x: Value, patches: Any) -> Value:
+    def _view_as_vectors(self, projected_patches: Value, x: Value, patch_rows: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
         return projected_patches.view(
-            *x.axes, new_rows=PatchVectors(patch_rows=patches, vectors_per_patch=self.vectors)
+            *x.axes, new_rows=PatchVectors(patch_rows=patch_rows, vectors_per_patch=self.vectors)
         )
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
@@ -235,12 +235,12 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             for layer in self.layers:
                 x = layer(x, PassState())
-            patches = 1 - (-x.shape[1] // self.patch_size)
+            patch_count = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
             patch_index = patch_of_byte[None, :, None].expand_as(x)
-            empty_maxima = x.new_zeros(x.shape[0], patches, x.shape[2])
+            empty_maxima = x.new_zeros(x.shape[0], patch_count, x.shape[2])
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
-            return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
+            return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patch_count, -1)).flatten(2)
 
     class CrossAttentionFirst(nn.Module):
         """A byte layer with a preceding cross-attention to the patch vectors."""

@@ -51,24 +51,26 @@ class PartChoice:
         """Imports and returns the classes of all components that the field accepts."""
         return [self.load_component(type_name) for type_name in self.class_paths]
 
-    def validate(self, part_or_table: Any) -> Part:
-        """Returns a component unchanged, or builds a component from a table whose `type` names the class.
+    def validate(self, component_or_dict: Any) -> Part:
+        """Returns a component unchanged, or builds a component from a dict whose `type` names the class.
 
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
-        if isinstance(part_or_table, Part):
-            type_name = str(getattr(part_or_table, "type", self.default)) if len(self.class_paths) > 1 else self.default
-            if type_name in self.class_paths and isinstance(part_or_table, self.load_component(type_name)):
-                return part_or_table
+        if isinstance(component_or_dict, Part):
+            type_name = (
+                str(getattr(component_or_dict, "type", self.default)) if len(self.class_paths) > 1 else self.default
+            )
+            if type_name in self.class_paths and isinstance(component_or_dict, self.load_component(type_name)):
+                return component_or_dict
             raise PydanticCustomError(
                 "union_tag_invalid",
                 "not one of these parts",
                 {"tag": str(type_name), "expected_tags": self._expected_types()},
             )
-        if not isinstance(part_or_table, dict):
+        if not isinstance(component_or_dict, dict):
             raise PydanticCustomError("model_type", "not a table")
         # one kind checks its own type
-        type_name = part_or_table.get("type", self.default) if len(self.class_paths) > 1 else self.default
+        type_name = component_or_dict.get("type", self.default) if len(self.class_paths) > 1 else self.default
         if not isinstance(type_name, str):
             raise PydanticCustomError("union_tag_not_found", "no type")
         if type_name not in self.class_paths:
@@ -79,7 +81,7 @@ class PartChoice:
             )
         cls = self.load_component(type_name)
         try:
-            return cls.model_validate(part_or_table)
+            return cls.model_validate(component_or_dict)
         except ValidationError as error:
             raise PartError(cls, error) from None
 

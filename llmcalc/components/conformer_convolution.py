@@ -71,33 +71,37 @@ class ConformerConvolution(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        hidden = x.axes
+        hidden_axes = x.axes
         gated_half, gate = recorder.split(
-            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden, hidden))), hidden, hidden
+            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden_axes, hidden_axes))),
+            hidden_axes,
+            hidden_axes,
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
-                recorder.vector("gate_bias", Axis("halves", 2), *hidden, row_count=2), hidden, hidden
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden_axes, row_count=2), hidden_axes, hidden_axes
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         gated_x = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
-        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
+        conv_axes = (*hidden_axes, Axis("multiplier", self.multiplier))
         conv_rows = ExtendedRows(source_rows=x.rows, extra_rows=self.kernel_size - 1) if self.separable else x.rows
         gated_x = recorder.conv(
             "conv", gated_x, *conv_axes, kernel=self.kernel_size, groups=gated_x.width, bias=self.bias, rows=conv_rows
         )
-        gated_x = self._record_projection(recorder, "pointwise", gated_x, *hidden) if self.separable else gated_x
-        gated_x = gated_x.view(*hidden, new_rows=x.rows)
+        gated_x = self._record_projection(recorder, "pointwise", gated_x, *hidden_axes) if self.separable else gated_x
+        gated_x = gated_x.view(*hidden_axes, new_rows=x.rows)
         gated_x = gated_x if self.norm is None else recorder.part("norm", self.norm, gated_x)
         if self.batch_norm:
-            gated_x = record_batch_norm(recorder, "norm", gated_x, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(gated_x, self.hidden_act), *hidden)
+            gated_x = record_batch_norm(recorder, "norm", gated_x, hidden_axes)
+        return self._record_projection(recorder, "out_proj", recorder.act(gated_x, self.hidden_act), *hidden_axes)
 
-    def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
+    def _record_projection(
+        self, recorder: Flow, projection_name: str, x: Value, *output_axes: Axis | JoinedShapes
+    ) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(projection, x, *output_axes, kernel=1, bias=self.bias)
-        return recorder.linear(projection, x, *output_axes, bias=self.bias)
+            return recorder.conv(projection_name, x, *output_axes, kernel=1, bias=self.bias)
+        return recorder.linear(projection_name, x, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -128,20 +132,20 @@ def _reference_class() -> type[nn.Module]:
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
             self.padding = (earlier_frames, later_frames)
-            self.in_proj = self._projection(hidden_size, 2 * hidden_size)
+            self.in_proj = self._build_projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
                 self.gate_bias = vector_module(torch.zeros(2, hidden_size))
             conv_width = hidden_size * spec.multiplier
             self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
-                self.pointwise = self._projection(conv_width, hidden_size)
+                self.pointwise = self._build_projection(conv_width, hidden_size)
             if spec.norm is not None:
                 self.norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.batch_norm:
                 self.norm = BatchNorm(hidden_size)
-            self.out_proj = self._projection(hidden_size, hidden_size)
+            self.out_proj = self._build_projection(hidden_size, hidden_size)
 
-        def _projection(self, input_width: int, output_width: int) -> nn.Module:
+        def _build_projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
                 return nn.Linear(input_width, output_width, bias=self.spec.bias)
             return PointwiseConv1d(input_width, output_width, bias=self.spec.bias)

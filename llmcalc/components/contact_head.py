@@ -32,8 +32,8 @@ class ContactHead(OutputPart):
 
     def check_output(self, model_output: ModelOutput) -> None:
         mixer = model_output.stack.block.attention
-        has_maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(model_output.hidden_size) is not None
-        if model_output.kind != "encoder" or model_output.stack.variants or not has_maps:
+        has_attention_maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(model_output.hidden_size) is not None
+        if model_output.kind != "encoder" or model_output.stack.variants or not has_attention_maps:
             raise ValueError(
                 "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
             )

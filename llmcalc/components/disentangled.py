@@ -105,7 +105,7 @@ class DisentangledScores(AttentionPosition):
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, head_dim = q.axes
-        for score_kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
+        for score_kind, projection_name, queries_or_keys, has_position_bias, has_shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
@@ -116,16 +116,16 @@ class DisentangledScores(AttentionPosition):
                 q, keys, is_clamped=True, is_shifted=True, is_stored=True, is_binned=has_distance_buckets
             )
             recorder.hold(index=distance_index)
-            projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
+            projection_options: dict[str, Any] = {"bias": has_position_bias, "role": "own"}
             if self.share_att_key:
-                projection_options = {"bias": shared_bias, "role": "shared", "lender_name": shared_projection}
+                projection_options = {"bias": has_shared_bias, "role": "shared", "lender_name": shared_projection}
             projected_table = recorder.linear(
-                projection, distance_table, heads, head_dim, rows=table_rows, **projection_options
+                projection_name, distance_table, heads, head_dim, rows=table_rows, **projection_options
             )
             scores = recorder.core(
                 score_kind,
                 ops.TableScores(heads.size, head_dim.size, table_rows, x.rows),
-                scored_value,
+                queries_or_keys,
                 projected_table,
                 axes=(heads,),
             )
@@ -248,9 +248,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.act, hidden = spec.conv_act, model_properties.hidden_size
+            self.act, hidden_size = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
-                hidden, hidden, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
+                hidden_size,
+                hidden_size,
+                spec.conv_kernel_size,
+                padding=spec.conv_kernel_size // 2,
+                groups=spec.conv_groups,
             )
             self.norm = spec.norm.reference(model_properties)
 
@@ -289,18 +293,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _relative_positions(self, pass_state: PassState, tokens: int, device: Any) -> Tensor:
             """Returns the query position minus the key position, binned if the spec has bins."""
             positions = pass_state.positions(0, tokens, device)
-            distance = positions[:, None] - positions[None, :]
+            distances = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
-                return distance
+                return distances
             exact_distance_count = self.reach // 2
-            log_distance = distance.abs().clamp(min=max(1, exact_distance_count)).float()
+            log_distance = distances.abs().clamp(min=max(1, exact_distance_count)).float()
             log_scale = (exact_distance_count - 1) / math.log(
                 (self.spec.max_relative_positions - 1) / exact_distance_count
             )
             bucket_index = (
                 (log_distance / exact_distance_count).log() * log_scale
             ).ceil().long() + exact_distance_count
-            return torch.where(distance.abs() <= exact_distance_count, distance, bucket_index * distance.sign())
+            return torch.where(distances.abs() <= exact_distance_count, distances, bucket_index * distances.sign())
 
         def forward(
             self,
@@ -308,26 +312,26 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             k: Tensor,
             distance_vectors: Tensor,
             pass_state: PassState,
-            query_map: nn.Linear,
-            key_map: nn.Linear,
+            q_proj: nn.Linear,
+            k_proj: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
-            tokens, table_reach = q.shape[-2], self.reach
+            tokens, table_span = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                largest_distance = min(tokens, table_reach)
-                distance_vectors = distance_vectors[table_reach - largest_distance : table_reach + largest_distance]
-                table_reach = largest_distance
-            distance = pass_state.compute_once(
-                ("binned", tokens, table_reach), lambda: self._relative_positions(pass_state, tokens, q.device)
+                largest_distance = min(tokens, table_span)
+                distance_vectors = distance_vectors[table_span - largest_distance : table_span + largest_distance]
+                table_span = largest_distance
+            distances = pass_state.compute_once(
+                ("binned", tokens, table_span), lambda: self._relative_positions(pass_state, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
-                shared_weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
-                distance_index = (distance + table_reach).clamp(0, 2 * table_reach - 1).expand(*q.shape[:-1], tokens)
+                shared_weights = (k_proj.weight, k_proj.bias) if self.spec.share_att_key else ()
+                distance_index = (distances + table_span).clamp(0, 2 * table_span - 1).expand(*q.shape[:-1], tokens)
                 bias = self.c2p(q, self.pos_key(distance_vectors, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
-                shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
-                distance_index = (table_reach - distance).clamp(0, 2 * table_reach - 1).expand(*k.shape[:-1], tokens)
+                shared_weights = (q_proj.weight, q_proj.bias) if self.spec.share_att_key else ()
+                distance_index = (table_span - distances).clamp(0, 2 * table_span - 1).expand(*k.shape[:-1], tokens)
                 key_scores = self.p2c(k, self.pos_query(distance_vectors, *shared_weights)).gather(
                     -1, distance_index.transpose(-1, -2)
                 )

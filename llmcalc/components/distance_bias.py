@@ -90,10 +90,10 @@ class TransformerXLScores(AttentionPosition):
             content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
             position_bias = recorder.vector("position_bias", heads, head_dim, heads=heads)
             distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
-            distance = recorder.distances(q, keys, is_clamped=True, is_shifted=False)
-            recorder.hold(by_distance=distance_scores, distance=distance)
+            distances = recorder.distances(q, keys, is_clamped=True, is_shifted=False)
+            recorder.hold(by_distance=distance_scores, distance=distances)
             content_query = recorder.add(q, content_bias)
-            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), head_dim.size**-0.5)
+            return content_query, recorder.scale(recorder.at_distance(distance_scores, distances), head_dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
@@ -193,17 +193,17 @@ class RelativeBias(DistanceBuckets, StackPart):
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import TableRows
 
-        buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=buckets.size)
-        bias_table, _ = recorder.table("", buckets, heads, of=bucket_rows, by="all")
+        bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=bucket_axis.size)
+        bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
-                "blocks", buckets, heads, of=bucket_rows, by="all"
+                "blocks", bucket_axis, heads, of=bucket_rows, by="all"
             )
-        for i, table_buckets in enumerate(self.other_buckets):
-            table_rows = TableRows(row_count=table_buckets)
-            recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
+        for i, bucket_count in enumerate(self.other_buckets):
+            table_rows = TableRows(row_count=bucket_count)
+            recorder.table(f"other_{i}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle")
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -218,11 +218,11 @@ class RelativeBias(DistanceBuckets, StackPart):
                     bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
-        for table_index, table_buckets in enumerate(self.other_buckets):
+        for table_index, table_bucket_count in enumerate(self.other_buckets):
             bias.add_module(
                 f"other_{table_index}",
                 _reference_classes()["relative"](
-                    table_buckets, max_distance, self.num_attention_heads, model_properties.is_causal
+                    table_bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
                 ),
             )
         return bias
@@ -250,22 +250,22 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.causal, self.furthest, self.buckets = causal, max_distance, bucket_count
             self.weight = nn.Parameter(torch.randn(bucket_count, heads) * 0.02)
 
-        def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-            distance, bucket_count = keys[None, :] - queries[:, None], self.buckets
+        def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+            distances, bucket_count = key_positions[None, :] - query_positions[:, None], self.buckets
             bucket_offset: Tensor | int = 0
             if self.causal:
-                distance = (-distance).clamp(min=0)
+                distances = (-distances).clamp(min=0)
             else:
                 bucket_count //= 2
-                bucket_offset, distance = (distance > 0).long() * bucket_count, distance.abs()
+                bucket_offset, distances = (distances > 0).long() * bucket_count, distances.abs()
             exact_bucket_count = bucket_count // 2
             log_scale = (bucket_count - exact_bucket_count) / math.log(self.furthest / exact_bucket_count)
-            log_bucket = exact_bucket_count + ((distance.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
-            bucket = (
-                torch.where(distance < exact_bucket_count, distance, log_bucket.clamp(max=bucket_count - 1))
+            log_bucket = exact_bucket_count + ((distances.clamp(min=1) / exact_bucket_count).log() * log_scale).long()
+            bucket_index = (
+                torch.where(distances < exact_bucket_count, distances, log_bucket.clamp(max=bucket_count - 1))
                 + bucket_offset
             )
-            return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
+            return torch.nn.functional.embedding(bucket_index, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
         """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
@@ -295,17 +295,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = pass_state.positions(0, total_tokens, q.device)
-            distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
-            return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
+            query_positions = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            key_positions = pass_state.positions(0, total_tokens, q.device)
+            distances = (
+                (query_positions[:, None] - key_positions[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+            )
+            return q + self.content_bias.weight, distance_scores.gather(-1, distances) * q.shape[-1] ** -0.5
 
     return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}
 
 
-def alibi_bias(heads: int, queries: Tensor, keys: Tensor) -> Tensor:
+def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """ALiBi's bias, −slope · distance, [heads, queries, keys]; the slopes are 2^(−8i/heads)."""
     import torch
 
-    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=keys.device) / heads)
-    return -slopes[:, None, None] * (queries[:, None] - keys[None, :]).abs()
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=key_positions.device) / heads)
+    return -slopes[:, None, None] * (query_positions[:, None] - key_positions[None, :]).abs()

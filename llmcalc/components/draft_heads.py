@@ -34,17 +34,17 @@ class DraftHeads(Part):
 
     num_heads: int = Field(ge=1, le=64, strict=True)
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis, rows: Rows) -> Value:
-        """Records all heads. x: the hidden states. vocab, proposed_tokens: axes of the tokens read and proposed."""
-        logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, proposed_tokens)
+    def flow(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis, rows: Rows) -> Value:
+        """Records all heads. x: the hidden states. vocab, draft_vocab: axes of the tokens read and proposed."""
+        logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, draft_vocab)
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{head_index}": head_logits for head_index, head_logits in enumerate(logits)})
         return recorder.cat(
-            *logits, axes=(proposed_tokens,), rows=MultipliedRows(source_rows=rows, rows_per_source=self.num_heads)
+            *logits, axes=(draft_vocab,), rows=MultipliedRows(source_rows=rows, rows_per_source=self.num_heads)
         )
 
-    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def describe(self) -> str:
@@ -65,29 +65,29 @@ class MedusaHeads(DraftHeads):
     bias: Flag = False
     shared_projection: Flag = False
 
-    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
-        head_states = [self._residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> list[Value]:
+        head_states = [self._record_residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
             return [
-                recorder.linear(f"lm_heads_{head_index}", state, proposed_tokens)
+                recorder.linear(f"lm_heads_{head_index}", state, draft_vocab)
                 for head_index, state in enumerate(head_states)
             ]
         total_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads)
-        first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)
+        first_logits = recorder.linear("lm_heads_0", head_states[0], draft_vocab, counted_rows=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]
 
     def describe(self) -> str:
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
 
-    def _residual_layers(self, recorder: Flow, x: Value, head: int) -> Value:
+    def _record_residual_layers(self, recorder: Flow, x: Value, head_index: int) -> Value:
         """Records the residual layers of a head and returns their output."""
         for layer_index in range(self.num_layers):
-            projected_x = recorder.linear(f"blocks_{head}_{layer_index}", x, *x.axes, bias=self.bias)
+            projected_x = recorder.linear(f"blocks_{head_index}_{layer_index}", x, *x.axes, bias=self.bias)
             x = recorder.add(x, recorder.act(projected_x, "silu"))
         return x
 
-    def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
-        return _reference_classes()[0](self, model_properties.hidden_size, proposed_tokens)
+    def reference(self, model_properties: ModelProperties, vocab_size: int, draft_vocab: int) -> nn.Module:
+        return _reference_classes()[0](self, model_properties.hidden_size, draft_vocab)
 
 
 class SpeculatorHeads(DraftHeads):
@@ -108,7 +108,7 @@ class SpeculatorHeads(DraftHeads):
     norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
     input_norm: Norm | None = None
 
-    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> list[Value]:
         inner_axis = Axis("inner", self.inner_size)
         head_state = (
             x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
@@ -132,7 +132,7 @@ class SpeculatorHeads(DraftHeads):
                 logits.append(recorder.apply_again(head_state, logits[0]))
                 continue
             counted_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted_rows=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", head_state, draft_vocab, counted_rows=counted_rows))
         return logits
 
     def _next_state(
@@ -164,8 +164,8 @@ class SpeculatorHeads(DraftHeads):
     def describe(self) -> str:
         return f"{self.num_heads} {'tied ' * self.tied}stages of an MLP speculator, {self.inner_size} wide"
 
-    def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
-        return _reference_classes()[1](self, model_properties.hidden_size, vocab_size, proposed_tokens)
+    def reference(self, model_properties: ModelProperties, vocab_size: int, draft_vocab: int) -> nn.Module:
+        return _reference_classes()[1](self, model_properties.hidden_size, vocab_size, draft_vocab)
 
 
 @cache
@@ -176,14 +176,14 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
     class MedusaReference(nn.Module):
         """Runs Medusa's heads on every position. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
 
-        def __init__(self, spec: MedusaHeads, hidden_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: MedusaHeads, hidden_size: int, draft_vocab: int) -> None:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
             for i in range(spec.num_heads):
                 for layer_index in range(spec.num_layers):
                     self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden_size, hidden_size, bias=spec.bias))
             for i in range(1 if spec.shared_projection else spec.num_heads):
-                self.add_module(f"lm_heads_{i}", nn.Linear(hidden_size, proposed_tokens, bias=False))
+                self.add_module(f"lm_heads_{i}", nn.Linear(hidden_size, draft_vocab, bias=False))
 
         def _logits_of_head(self, head_index: int, x: Tensor) -> Tensor:
             for layer_index in range(self.layers):
@@ -201,7 +201,7 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
         The first token is 0, and each further one that of the highest score in the stage before.
         """
 
-        def __init__(self, spec: SpeculatorHeads, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: SpeculatorHeads, hidden_size: int, vocab_size: int, draft_vocab: int) -> None:
             super().__init__()
             self.stages, self.tied = spec.num_heads, spec.tied
             inner_width = spec.inner_size
@@ -215,7 +215,7 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                 if i == 0 or not spec.tied:
                     self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
                     self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))
-                    self.add_module(f"head_{i}", nn.Linear(inner_width, proposed_tokens, bias=False))
+                    self.add_module(f"head_{i}", nn.Linear(inner_width, draft_vocab, bias=False))
 
         def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
             projected_state = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)

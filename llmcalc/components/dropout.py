@@ -35,7 +35,7 @@ class Dropout(Record):
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same dropout points with another probability."""
-        return Dropout(**{name: probability for name, named_probability in self if named_probability is not None})
+        return Dropout(**{name: probability for name, old_probability in self if old_probability is not None})
 
 
 ATTENTION_ALONE = Dropout.model_construct(attention=0.0)

@@ -101,15 +101,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden, entity_width = (model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size)
+            hidden_size, entity_width = (
+                model_properties.hidden_size,
+                spec.entity_emb_size or model_properties.hidden_size,
+            )
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, entity_width)
             if spec.entity_emb_size is not None:
-                self.proj = nn.Linear(entity_width, hidden, bias=False)
-            self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden)
-            self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
+                self.proj = nn.Linear(entity_width, hidden_size, bias=False)
+            self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden_size)
+            self.embed_types = nn.Embedding(spec.type_vocab_size, hidden_size)
             self.norm = spec.norm.reference(model_properties)
             if spec.prediction is not None:
-                self.prediction = EntityPrediction(spec, hidden, entity_width)
+                self.prediction = EntityPrediction(spec, hidden_size, entity_width)
             if spec.prediction == "tied":
                 self.prediction.decoder.weight = self.embed_entities.weight
 

@@ -109,9 +109,9 @@ class LMHead(Component):
         output_weight: the weight of the logits: the tied embedding's, or by default a separate one.
         """
         logit_rows: Rows = LOGITS
-        tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
+        target_vocab, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.draft_heads is not None:
-            return self.draft_heads.flow(recorder, x, tokens_read, vocab, logit_rows)
+            return self.draft_heads.flow(recorder, x, target_vocab, vocab, logit_rows)
         if isinstance(x.rows, MultipliedRows):  # output queries, or each predict stream
             logit_rows = x.rows if x.rows.source_rows is SEQUENCES else replace(x.rows, source_rows=LOGITS)
         if self.clusters is not None:
@@ -142,11 +142,11 @@ class LMHead(Component):
                 "decoder", transformed_x, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
             )
         input_axes = x.axes if width is None else (width,)
-        embedding_part, remaining_features = recorder.split(
+        embedding_features, remaining_features = recorder.split(
             transformed_x, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
         logits = recorder.linear(
-            "decoder", embedding_part, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
+            "decoder", embedding_features, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
         )
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=logit_rows))
 
@@ -203,18 +203,18 @@ def _reference_class() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedding_part, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                logits: Tensor = self.decoder(embedding_part) + self.more_columns(remaining_features)
+                embedding_features, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedding_features) + self.more_columns(remaining_features)
             else:
                 logits = self.decoder(x)
             return logits
 
     def build_head(
-        spec: LMHead, model_properties: ModelProperties, tokens_read: int, vocab_size: int, width: int
+        spec: LMHead, model_properties: ModelProperties, target_vocab_size: int, vocab_size: int, width: int
     ) -> nn.Module:
         draft_heads = spec.mlp_speculator if spec.medusa is None else spec.medusa
         if draft_heads is not None:
-            return draft_heads.reference(model_properties, tokens_read, vocab_size)
+            return draft_heads.reference(model_properties, target_vocab_size, vocab_size)
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         if spec.transform is None:

@@ -65,17 +65,17 @@ class Clusters(Part):
             recorder.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
         recorder.buffer("token_ordering", vocab, indices=True)
         weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
-        chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
+        chosen_token_count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(
-            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_tokens), by="chosen"
+            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_token_count), by="chosen"
         )
-        scored_tokens = Axis("vocab", chosen_tokens)
+        scored_axis = Axis("vocab", chosen_token_count)
         return recorder.core(
             "scores",
-            ops.Product(1, hidden_axis.size, chosen_tokens, rows),
+            ops.Product(1, hidden_axis.size, chosen_token_count, rows),
             x.view(hidden_axis, new_rows=rows),
-            embeddings.view(scored_tokens, hidden_axis, new_rows=rows),
-            axes=(scored_tokens,),
+            embeddings.view(scored_axis, hidden_axis, new_rows=rows),
+            axes=(scored_axis,),
         )
 
     def reference(self, model_properties: ModelProperties, vocab_size: int) -> nn.Module:

@@ -41,10 +41,16 @@ class InputFeatures(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the concatenated embeddings. x: the token embeddings."""
         embeddings = [x]
-        for table_index, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
+        for table_index, (vocab_size, table_width) in enumerate(
+            zip(self.vocab_sizes, self.embedding_sizes, strict=True)
+        ):
             feature_name = f"feature{table_index}"
             feature_vector, _ = recorder.table(
-                f"embed_{table_index}", Axis("types", vocab), Axis(feature_name, table_width), of=x.rows, kind=self.kind
+                f"embed_{table_index}",
+                Axis("types", vocab_size),
+                Axis(feature_name, table_width),
+                of=x.rows,
+                kind=self.kind,
             )
             embeddings.append(feature_vector)
         joined_embeddings = (
@@ -78,8 +84,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
-            for i, (vocab, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
-                self.add_module(f"embed_{i}", nn.Embedding(vocab, table_width))
+            for i, (vocab_size, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
+                self.add_module(f"embed_{i}", nn.Embedding(vocab_size, table_width))
             self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:

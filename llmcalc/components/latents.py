@@ -76,13 +76,13 @@ class LatentStreams(ResidualStreams):
         )
         return recorder.part("writes", self.writes, queries, memory=x)
 
-    def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, width: Axis) -> Value:
+    def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, vector_axis: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
         learned_vectors = recorder.vector(
-            param_name, Axis(param_name, row_count), width, row_count=row_count, kind=self.kind
+            param_name, Axis(param_name, row_count), vector_axis, row_count=row_count, kind=self.kind
         )
         return learned_vectors.view(
-            width, new_rows=MultipliedRows(param_name, source_rows=SEQUENCES, rows_per_source=row_count)
+            vector_axis, new_rows=MultipliedRows(param_name, source_rows=SEQUENCES, rows_per_source=row_count)
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -133,7 +133,7 @@ class MultiTokenPrediction(OutputPart):
         block: Layer,
         vocab: Axis,
         embedding_weight: Weight,
-        output: Weight,
+        output_weight: Weight,
         streams: ResidualStreams | None,
     ) -> Value:
         """Records one prediction module. x: hidden states, or residual streams, of the model or the previous module."""
@@ -156,7 +156,7 @@ class MultiTokenPrediction(OutputPart):
         head_input = block_output if streams is None else streams.record_stream_merge(recorder, block_output)
         if self.final_norm:
             head_input = recorder.part("norm", self.norm, head_input)
-        recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=output, rows=LOGITS))
+        recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=output_weight, rows=LOGITS))
         return block_output
 
     def _residual_stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
@@ -253,22 +253,29 @@ def _reference_class() -> Callable[..., nn.Module]:
             return stream_sum
 
         def forward(
-            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
+            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla_form: str, **expert_fields: Any
         ) -> tuple[Tensor, Tensor]:
             embedding = getattr(self, "embed_tokens", token_embedding)(ids)
             module_input = self.block_input(embedding, hidden_states)
-            block_output: Tensor = self.block(module_input, PassState(mla_form=mla, **experts))
+            block_output: Tensor = self.block(module_input, PassState(mla_form=mla_form, **expert_fields))
             merged_output = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
             return block_output, self.lm_head(self.norm(merged_output) if hasattr(self, "norm") else merged_output)
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
+            self,
+            hidden_states: Tensor,
+            ids: Tensor,
+            token_embedding: nn.Module,
+            mla_form: str = "auto",
+            **expert_fields: Any,
         ) -> list[Tensor]:
-            """Runs all modules and returns the logits of each. experts: fields of `PassState` for experts."""
+            """Runs all modules and returns the logits of each. expert_fields: fields of `PassState` for experts."""
             predictions = []
             for prediction_module in self:
-                hidden_states, logits = prediction_module(hidden_states, ids, token_embedding, mla, **experts)
+                hidden_states, logits = prediction_module(
+                    hidden_states, ids, token_embedding, mla_form, **expert_fields
+                )
                 predictions.append(logits)
             return predictions
 
@@ -276,15 +283,15 @@ def _reference_class() -> Callable[..., nn.Module]:
         spec: MultiTokenPrediction,
         model_properties: ModelProperties,
         block: Layer,
-        output: nn.Parameter,
+        output_weight: nn.Parameter,
         streams: ResidualStreams | None,
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
-        prediction = PredictionReference(
-            ModuleReference(spec, model_properties, block, output, streams) for _ in range(module_count)
+        prediction_modules = PredictionReference(
+            ModuleReference(spec, model_properties, block, output_weight, streams) for _ in range(module_count)
         )
-        for prediction_module in prediction if spec.repeated else ():
-            share_tensors(prediction[0], prediction_module)
-        return prediction
+        for prediction_module in prediction_modules if spec.repeated else ():
+            share_tensors(prediction_modules[0], prediction_module)
+        return prediction_modules
 
     return build_modules

@@ -54,7 +54,7 @@ class NgramInput(Component):
         assert isinstance(stream_axis, Axis)
         ngram_dim, kernel_size = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         lookup_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
-        ngram_rows, _ = recorder.table(
+        ngram_embeddings, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
             ngram_dim,
@@ -62,7 +62,7 @@ class NgramInput(Component):
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        ngram_vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
+        ngram_vectors = ngram_embeddings.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
         recorder.hold(vectors=ngram_vectors)
         keys = recorder.norm(
             "key_norm", recorder.linear("key_proj", ngram_vectors, *x.axes), self.norm, groups=stream_axis
@@ -81,11 +81,11 @@ class NgramInput(Component):
         if kernel_size is None:
             return gated_value
         normed_value = recorder.norm("conv_norm", gated_value, self.norm, groups=stream_axis)
-        past_rows = (kernel_size - 1) * self.dilation
-        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
+        past_length = (kernel_size - 1) * self.dilation
+        recorder.state("conv_state", *x.axes, Axis("kernel", past_length), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed_value)
-            padded_rows = recorder.padded(normed_value, past_rows, state_name="conv_state")
+            padded_rows = recorder.padded(normed_value, past_length, state_name="conv_state")
             recorder.hold(seen=padded_rows)
             conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel_size, groups=x.width, rows=x.rows)
         return recorder.add(gated_value, recorder.act(conv_output, "silu"))

@@ -55,8 +55,8 @@ class RelativeKeys(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
         pair_rows = value_of_pairs(x.rows).rows
-        head_dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distances, head_dim, of=pair_rows, by="positions")
+        head_dim, distance_axis = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
+        keys, _ = recorder.table("", distance_axis, head_dim, of=pair_rows, by="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -101,10 +101,10 @@ class RelativeKeyAttention(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
-        pair_value = value_of_pairs(x.rows, heads, batched=True)
+        pair_value = value_of_pairs(x.rows, heads, is_batched=True)
         keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
@@ -141,8 +141,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor) -> Tensor:
             positions = torch.arange(x.shape[1], device=x.device)
-            distance = (positions[:, None] - positions[None, :]).clamp(-self.furthest, self.furthest - 1)
-            return super().forward(distance + self.furthest)
+            distances = (positions[:, None] - positions[None, :]).clamp(-self.furthest, self.furthest - 1)
+            return super().forward(distances + self.furthest)
 
     class PairScores(nn.Module):
         """Scores by pair. q: [batch, heads, tokens, d], keys: [tokens, tokens, d] → [batch, heads, tokens, tokens]."""
@@ -157,15 +157,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RelativeKeyAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads, heads_width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
-            for projection in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=spec.bias))
+            for projection_name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, heads_width, bias=spec.bias))
             self.pairs, self.core = PairScores(), softmax_core_class()()
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (
-                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, pass_state.shared_values["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) -> Value:
-    """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
+def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel_size: Number) -> Value:
+    """Records a convolution module and the addition of its input. kernel_size: the convolution's width in tokens."""
     with recorder.scope(conv_name):
         conv_output = recorder.conv(
             "conv",
             x,
             *x.axes,
-            kernel=kernel,
+            kernel=kernel_size,
             groups=x.width,
-            padding=kernel - 1,
+            padding=kernel_size - 1,
             state_name="conv_state",
             kind="convolution",
         )
-        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), state_kind="conv_state")
+        recorder.state("conv_state", *x.axes, Axis("kernel", kernel_size), state_kind="conv_state")
         return recorder.add(conv_output, x)
 
 
@@ -42,9 +42,9 @@ def residual_convolution_class() -> type[nn.Module]:
     class ResidualConvolution(nn.Module):
         """The convolution plus its input. x: [batch, tokens, width] → same shape."""
 
-        def __init__(self, channels: int, kernel: int) -> None:
+        def __init__(self, channels: int, kernel_size: int) -> None:
             super().__init__()
-            self.conv, self.conv_state = causal_conv_class()(channels, kernel, False), recurrent_state_class()()
+            self.conv, self.conv_state = causal_conv_class()(channels, kernel_size, False), recurrent_state_class()()
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             conv_output: Tensor = self.conv(x.transpose(1, 2), pass_state, self.conv_state).transpose(1, 2)

@@ -63,11 +63,11 @@ def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, is_conca
 
     rotates_every_dimension = rotary_dim == x.shape[-1] and not is_concatenated
     rotary_part = x if rotates_every_dimension else x[..., :rotary_dim]
-    rotary_part = rotary_part * cos + _quarter_turned(rotary_part) * sin
+    rotary_part = rotary_part * cos + _rotate_half(rotary_part) * sin
     return rotary_part if rotates_every_dimension else torch.cat([rotary_part, x[..., rotary_dim:]], -1)
 
 
-def _quarter_turned(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     """Maps each pair (a, b) to (−b, a), where a is in the first half of the last axis and b in the second half."""
     import torch
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
+def share_tensors(source_module: nn.Module, target_module: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for tensor_path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
         module_path, _, tensor_name = tensor_path.rpartition(".")
-        setattr(target.get_submodule(module_path), tensor_name, tensor)
+        setattr(target_module.get_submodule(module_path), tensor_name, tensor)
 
 
 @dataclass(eq=False)
@@ -287,9 +287,9 @@ def causal_conv_class() -> type[nn.Module]:
             default `kernel` inputs, of which all but one are needed.
         """
 
-        def __init__(self, channels: int, kernel: int, bias: bool, stored_frames: int | None = None) -> None:
-            super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
-            self.kept_frames = kernel if stored_frames is None else stored_frames
+        def __init__(self, channels: int, kernel_size: int, bias: bool, stored_frames: int | None = None) -> None:
+            super().__init__(channels, channels, kernel_size, groups=channels, bias=bias, padding=kernel_size - 1)
+            self.kept_frames = kernel_size if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel_size, tokens = self.kernel_size[0], x.shape[-1]

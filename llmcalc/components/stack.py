@@ -201,7 +201,9 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(name for fields in shared_results.values() for name in fields.values()):
+        if self.reads_no_embedding or not any(
+            name for field_by_result in shared_results.values() for name in field_by_result.values()
+        ):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -293,8 +295,8 @@ class Stack(Component):
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeat_count = sum(
                 ceil_div(repeated_layers - layer_index, pattern_length)
-                for layer_index, ffn_width in enumerate(self.pattern)
-                if ffn_width == layer_name
+                for layer_index, pattern_name in enumerate(self.pattern)
+                if pattern_name == layer_name
             )
             yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeat_count, None
 
@@ -327,7 +329,7 @@ class Stack(Component):
             ("relative_bias", self.relative_bias, {}),
             ("relative_keys", self.relative_keys, {}),
             ("relative_embedding", self.relative_embedding, {}),
-            ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
+            ("per_layer_embedding", self.per_layer_embedding, {"layer_count": self.num_hidden_layers}),
         )
         for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
@@ -352,8 +354,8 @@ class Stack(Component):
         x = x if self.streams is None else self.streams.record_stream_split(recorder, x)
         if self.side_convolution is not None:
             recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
-        for kind_name, block, repeat, layer_indices in self.layer_groups():
-            x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
+        for kind_name, block, layer_count, layer_indices in self.layer_groups():
+            x = self._record_layers(recorder, x, kind_name, block, layer_count, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
             recorder.streams = x
@@ -371,13 +373,15 @@ class Stack(Component):
         return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
     def _first_layer_input(
-        self, recorder: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None
+        self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
         """Returns the input of the first layer."""
         if self.stem is not None:
-            x = recorder.part("stem", self.stem, x, width=hidden)
+            x = recorder.part("stem", self.stem, x, width=hidden_axes)
         if self.vocab_size is not None:
-            x, _ = recorder.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
+            x, _ = recorder.table(
+                "embed_tokens", Axis("vocab", self.vocab_size), *hidden_axes, of=x.rows, kind="embedding"
+            )
         x = x.view(*embedding_axes)
         x = x if self.input_features is None else recorder.part("input_features", self.input_features, x)
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
@@ -398,21 +402,21 @@ class Stack(Component):
             recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
-        return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
+        return recorder.linear("input_proj", x, *hidden_axes, bias=True, kind="embedding")
 
     def _record_layers(
-        self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any
+        self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label = "" if kind_name == BASE else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
             return recorder.layers(
-                x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
+                x, lambda v: layer.flow(recorder, v), layer_count, layer_indices, label=shown_label, **node_fields
             )
         first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
-        has_single_layer = isinstance(repeat, int) and repeat == 1
-        other_layer_count = 0 if has_single_layer else repeat - 1
+        has_single_layer = isinstance(layer_count, int) and layer_count == 1
+        other_layer_count = 0 if has_single_layer else layer_count - 1
         layer_sharing = None if has_single_layer else LayerSharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
             x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
@@ -457,38 +461,38 @@ class Stack(Component):
         layers_by_kind: dict[str, AnyLayer] = {
             "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
         }
-        rms, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
+        rmsnorm, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         grouped_attention = Attention(
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=6,
             sliding_window=5,
-            qk_norm=QKNorm(norm=rms),
+            qk_norm=QKNorm(norm=rmsnorm),
             position=Rope(),
         )
         shared_entry_layers = shared_entry_examples()
-        ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
+        ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rmsnorm)
         ngram_inputs = {"finding": ngrams, "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2})}
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
-            attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
+            attention=grouped_attention, feed_forward=dense_network, norm=rmsnorm, per_layer_input=gate
         )
         sharing_layers: dict[str, AnyLayer] = {
             "shares": gemma_layer.model_copy(
                 update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
             )
         }
-        embedding_table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
+        embedding_table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rmsnorm)
         altup = AltUpLayer(
             attention=grouped_attention,
             feed_forward=dense_network,
-            norm=rms,
+            norm=rmsnorm,
             per_layer_input=gate,
             laurel_rank=5,
             altup_num_inputs=3,
         )
 
-        def stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
+        def build_stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
             return cls(num_hidden_layers=layer_count, block=layer, **stack_fields)
 
         unweighted_rms = Norm(type="rmsnorm", weight=False)
@@ -506,8 +510,10 @@ class Stack(Component):
             for layer_name, mixer in shared_entry_layers.items()
         }
         return [
-            stack(2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rms),
-            stack(
+            build_stack(
+                2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rmsnorm
+            ),
+            build_stack(
                 4,
                 gemma_layer,
                 variants=sharing_layers,
@@ -515,60 +521,64 @@ class Stack(Component):
                 pattern=("shares",),
                 per_layer_embedding=embedding_table,
             ),
-            stack(2, block, final_norm=rms),
-            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
-            stack(2, hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), streams=HyperStreams(hc_mult=3)),
-            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
-            stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
-            stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
-            stack(
+            build_stack(2, block, final_norm=rmsnorm),
+            build_stack(2, hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rmsnorm),
+            build_stack(2, hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), streams=HyperStreams(hc_mult=3)),
+            build_stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
+            build_stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rmsnorm)),
+            build_stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
+            build_stack(
                 2,
                 grouped_conv_example(),
-                streams=TargetStates(states=2, start="embedding", output_norm=rms),
-                final_norm=rms,
+                streams=TargetStates(states=2, start="embedding", output_norm=rmsnorm),
+                final_norm=rmsnorm,
             ),
-            stack(1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rms), final_norm=rms),
-            stack(
+            build_stack(
+                1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rmsnorm), final_norm=rmsnorm
+            ),
+            build_stack(
                 3,
                 block,
                 variants={"first": draft_example(norm_before_residual=True)},
                 first_layers=("first",),
-                streams=TargetStates(states=2, joined_norm=rms, masked=True),
-                final_norm=rms,
+                streams=TargetStates(states=2, joined_norm=rmsnorm, masked=True),
+                final_norm=rmsnorm,
             ),
-            stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
-            stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
-            stack(
+            build_stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
+            build_stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
+            build_stack(
                 4,
                 block_residual_example(attention_blocks=1, starts_block=False),
                 variants=residual_layers,
                 first_layers=("first", BASE, "second", "last"),
-                streams=BlockResiduals(blocks=2, norm=rms),
-                final_norm=rms,
+                streams=BlockResiduals(blocks=2, norm=rmsnorm),
+                final_norm=rmsnorm,
             ),
-            stack(
+            build_stack(
                 3,
                 gated_streams_example(),
                 variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
                 first_layers=(BASE, "ngrams"),
-                streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
+                streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rmsnorm),
             ),
-            stack(
+            build_stack(
                 5,
                 delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants=delayed_layers,
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
             ),
-            stack(
+            build_stack(
                 3,
                 convolved_residual_example(),
                 variants=convolved_layers,
                 first_layers=(BASE, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
-                final_norm=rms,
+                final_norm=rmsnorm,
             ),
-            stack(2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms)),
+            build_stack(
+                2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
+            ),
         ]
 
 
@@ -643,9 +653,10 @@ def _reference_class() -> type[nn.Module]:
             self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [
                 f"{name}, again"
-                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
+                if layer_names.index(name) < layer_index
+                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
                 else name
-                for index, name in enumerate(layer_names)
+                for layer_index, name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

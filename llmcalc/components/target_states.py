@@ -112,14 +112,14 @@ class TargetStates(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the target's hidden states. x: the token embeddings."""
         hidden_axis = x.axes[-1]
-        state_count = Axis("states", self.states)
-        state_width = hidden_axis if self.size is None else Axis("target", self.size)
-        target_states = recorder.received(x, state_count, state_width)
+        state_axis = Axis("states", self.states)
+        width_axis = hidden_axis if self.size is None else Axis("target", self.size)
+        target_states = recorder.received(x, state_axis, width_axis)
         if self.masked:
-            recorder.vector("mask_hidden", state_count, state_width, role="kept")
+            recorder.vector("mask_hidden", state_axis, width_axis, role="kept")
         recorder.hold(states=target_states)
         if self.state_norm is not None:
-            target_states = recorder.norm("state_norm", target_states, self.state_norm, (state_width,), state_count)
+            target_states = recorder.norm("state_norm", target_states, self.state_norm, (width_axis,), state_axis)
         elif self.joined_norm is not None:
             target_states = recorder.norm("joined_norm", target_states, self.joined_norm)
         projected_states = target_states

@@ -86,9 +86,9 @@ class WaveStem(Stem):
         for i, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
         ):
-            channels = Axis("channels", convolution.channels)
+            channel_axis = Axis("channels", convolution.channels)
             frames = recorder.conv(
-                f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+                f"conv_{i}", frames, channel_axis, kernel=convolution.kernel, bias=self.bias, rows=output_rows
             )
             frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
             frames = recorder.act(frames, self.hidden_act)
@@ -96,15 +96,17 @@ class WaveStem(Stem):
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
-            kernel = self.position_kernel
-            recorder.vector("length", Axis("taps", kernel))
-            row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            kernel_size = self.position_kernel
+            recorder.vector("length", Axis("taps", kernel_size))
+            row_padding = (
+                2 * floor_div(kernel_size, 2) + 1 - kernel_size
+            )  # an even kernel has one output more, which is cut off
             padded_rows = MultipliedRows(
                 "padded positions", source_rows=SOURCE, rows_per_source=1, extra_rows=row_padding
             )
             conv_groups = self.position_groups
             positions = recorder.conv(
-                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
+                "conv", frames, *axes, kernel=kernel_size, groups=conv_groups, bias=True, rows=padded_rows
             )
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
@@ -141,10 +143,10 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, hidden_size: int, kernel: int, conv_groups: int) -> None:
+        def __init__(self, hidden_size: int, kernel_size: int, conv_groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=conv_groups)
-            self.length = vector_module(torch.ones(kernel))
+            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel_size, padding=kernel_size // 2, groups=conv_groups)
+            self.length = vector_module(torch.ones(kernel_size))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(x) * self.length.weight.mean()

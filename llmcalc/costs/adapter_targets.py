@@ -77,17 +77,17 @@ def is_read_by_scan(node_position: NodePosition) -> bool:
 
 
 def class_layers(
-    node_tree: Node, included_parts: frozenset[str], module_names: ModuleNames | None
+    node_tree: Node, included_parts: frozenset[str], module_names_of: ModuleNames | None
 ) -> frozenset[ClassLayer]:
     """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
-    module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
+    module_names_of: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
     for node_position, _ in linear_layers(node_tree, included_parts):
         node, parent_position = node_position.node, node_position.parent
         class_layer_name = node.name
-        published_names = () if module_names is None else module_names(_path_of_first_index(node_position))
+        published_names = () if module_names_of is None else module_names_of(_path_of_first_index(node_position))
         if published_names:
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
@@ -126,7 +126,8 @@ def split_targets(
         target_projections = (
             [target_name]
             if target_name in linear_names
-            else target_projections or [name for name in OTHER_NAMES.get(target_name, ()) if name in linear_names]
+            else target_projections
+            or [other_name for other_name in OTHER_NAMES.get(target_name, ()) if other_name in linear_names]
         )
         projections |= dict.fromkeys(target_projections)
         if not target_projections:

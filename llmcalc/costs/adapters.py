@@ -109,11 +109,11 @@ class LowRankAdapters:
         """
         tensors = []
         for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
-            node_position, experts = joint_layers[0]
+            node_position, expert_op = joint_layers[0]
             if node_position.node.name in self.targets or self.adapts_experts:
-                expert_count = experts.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
+                expert_count = expert_op.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
-                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
+                for shape in ((rank, expert_op.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
                     copy_count = times(expert_count, node_position.copies)
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
@@ -129,8 +129,10 @@ class LowRankAdapters:
                 or node_position.optional not in {"", *included_parts}
             ):
                 continue
-            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
-            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in matrix]
+            copied_tensors = (
+                (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
+            )
+            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in copied_tensors]
         return tensors
 
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
@@ -140,16 +142,19 @@ class LowRankAdapters:
         with `quantized_experts`. A shared matrix is counted at its owner. Routers are parameters of transformers'
         classes, not linear layers, which bitsandbytes leaves as they are. Mamba-2's output projection stays, too.
         """
-        weights: Number = 0
+        weight_count: Number = 0
         total_bytes: Number = 0
         if self.base_format == "none":
-            return weights, total_bytes
-        heads = [
+            return weight_count, total_bytes
+        head_layers = [
             [layer]
             for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
             if layer[0].kind == "lm_head"
         ]
-        for joint_layers in [*self._layer_products(node_tree, included_parts), *(heads if self.quantized_head else [])]:
+        for joint_layers in [
+            *self._layer_products(node_tree, included_parts),
+            *(head_layers if self.quantized_head else []),
+        ]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 counted_op = node_position.use
@@ -163,17 +168,17 @@ class LowRankAdapters:
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
                 copy_count = joint_layers[0][0].copies
-                weights = add(weights, times(row_count * column_count, copy_count))
+                weight_count = add(weight_count, times(row_count * column_count, copy_count))
                 total_bytes = add(
                     total_bytes, times(stored_bytes(self.base_format, row_count, column_count), copy_count)
                 )
-        for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
-            row_count = experts.num_experts * experts.n_out
-            weights = add(weights, times(row_count * experts.n_in, node_position.copies))
+        for node_position, expert_op in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
+            row_count = expert_op.num_experts * expert_op.n_out
+            weight_count = add(weight_count, times(row_count * expert_op.n_in, node_position.copies))
             total_bytes = add(
-                total_bytes, times(stored_bytes(self.base_format, row_count, experts.n_in), node_position.copies)
+                total_bytes, times(stored_bytes(self.base_format, row_count, expert_op.n_in), node_position.copies)
             )
-        return weights, total_bytes
+        return weight_count, total_bytes
 
     def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
@@ -268,14 +273,14 @@ def adapters_of_targets(
     adapters: LowRankAdapters,
     target_projections: Sequence[str] | None = None,
     included_parts: frozenset[str] = frozenset(),
-    module_names: ModuleNames | None = None,
+    module_names_of: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
     """Returns the adapters of the target layers.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
         and values, of which the model may lack one: PEFT adapts the modules that match.
-    module_names: names of the modules in the model's class; None if they are not known.
+    module_names_of: names of the modules in the model's class; None if they are not known.
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
@@ -284,7 +289,7 @@ def adapters_of_targets(
     _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
-    layers_of_class = class_layers(node_tree, included_parts, module_names)
+    layers_of_class = class_layers(node_tree, included_parts, module_names_of)
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
     requested_targets = _default_targets(joined_projections) if target_projections is None else target_projections
     target_names, unknown_targets = split_targets(requested_targets, layer_names, layers_of_class)
@@ -305,9 +310,9 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_gradients(node_tree, target_names, included_parts)
+    _check_scan_gradients(node_tree, target_names, included_parts)
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
-    _check_copied_modules(node_tree, adapters)
+    _check_trained_modules(node_tree, adapters)
     return replace(
         adapters,
         targets=frozenset(target_names),
@@ -318,8 +323,8 @@ def adapters_of_targets(
 
 def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
     """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
-    layers = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
-    return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
+    layer_names = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
+    return tuple(dict.fromkeys(layer_names)) or DEFAULT_TARGETS
 
 
 def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_parts: frozenset[str]) -> None:
@@ -346,7 +351,7 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
-def _check_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
+def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
     """Raises `InputError` if the kernel of a scan reads the weights of all adapted layers itself."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
@@ -373,7 +378,7 @@ def _check_joined_targets(
             )
 
 
-def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
+def _check_trained_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outer_modules = [
         node_position.node.name

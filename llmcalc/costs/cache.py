@@ -140,8 +140,8 @@ class CacheSize:
                 group_key, 0
             ) + node_position.copies * node_position.cost_of_operation(cached_bits)
         return [
-            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(count))
-            for (cache_kind, tokens, width), count in bits_by_group.items()
+            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(cache_bits))
+            for (cache_kind, tokens, width), cache_bits in bits_by_group.items()
         ]
 
     @property
@@ -153,10 +153,12 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
+            (model_change, replace(self, spec=spec, tree=_cached_tree(spec)))
+            for model_change, spec in changed_models(self.spec)
         ]
         return [
-            WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
+            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
+            for model_change, changed_size in changed_caches
         ]
 
     @property

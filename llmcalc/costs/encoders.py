@@ -71,13 +71,13 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
     image_tokens = audio_tokens = 0
     encoder_runs: list[EncoderRun] = []
     if input_settings.image is not None:
-        images, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
+        image_count, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
         encoder_name, processor_rule = _encoder_and_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
-        processor_rule = processor_rule if images == 1 else processor_rule.rule_for_several_images()
+        processor_rule = processor_rule if image_count == 1 else processor_rule.rule_for_several_images()
         encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
-        image_tokens = images * encoded_input.tokens
-        encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)
+        image_tokens = image_count * encoded_input.tokens
+        encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * image_count)
     if input_settings.audio is not None:
         encoder_name, processor_rule = _encoder_and_rule(spec, "audio", "audio")
         encoded_input = processor_rule.encode(input_settings.audio)
@@ -108,15 +108,15 @@ def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tupl
     rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
     """
-    encoders = [
+    encoder_names = [
         tower_name
         for tower_name, tower in spec.towers.items()
         if hasattr(tower, rule_field) and (tower.type != "projector" or tower.raw)
     ]
-    encoder_name = next((name for name in encoders if getattr(spec.towers[name], rule_field) is not None), None)
+    encoder_name = next((name for name in encoder_names if getattr(spec.towers[name], rule_field) is not None), None)
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
-    if encoders:
+    if encoder_names:
         raise InputError(
             f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
             "and its tokens in --seq"
@@ -133,12 +133,12 @@ def _encoder_runs(
 
     input_count: images or recordings of all sequences. has_images: whether the prompts have images.
     """
-    (towers,) = (child_node for child_node in spec.tree().children if child_node.name == "towers")
-    towers_by_name = {node.name: node for node in towers.children}
+    (towers_node,) = (child_node for child_node in spec.tree().children if child_node.name == "towers")
+    towers_by_name = {node.name: node for node in towers_node.children}
     batch = input_count * encoded_input.tile_or_clip_count * spec.towers[encoder_name].frames_per_image
     workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
     part_names = list(_with_projectors(spec, encoder_name, has_images))
-    _check_merges(spec, part_names, encoded_input)
+    _check_merged_patches(spec, part_names, encoded_input)
     encoder_pass, merged_patches = workload, 1
     for part_name in part_names:
         tower: Any = spec.towers[part_name]
@@ -152,23 +152,23 @@ def _encoder_runs(
         if tower.type == "projector" and tower.input_marks and encoded_input.line_marks:
             further_patches = (encoded_input.line_marks - tower.input_marks) * merged_patches
         if further_patches:
-            patches = encoder_pass.rows * encoder_pass.columns + further_patches
-            encoder_pass = replace(encoder_pass, rows=patches, columns=1)
+            patch_count = encoder_pass.rows * encoder_pass.columns + further_patches
+            encoder_pass = replace(encoder_pass, rows=patch_count, columns=1)
         yield EncoderRun((towers_by_name[part_name],), RunConfig(encoder_pass))
 
 
-def _check_merges(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
+def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder returns."""
-    patches = (
+    patch_count = (
         encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches
     )
-    for encoder_name in part_names:
-        tower: Any = spec.towers[encoder_name]
+    for part_name in part_names:
+        tower: Any = spec.towers[part_name]
         merged_patches = tower.merge**2 * tower.frames if tower.type == "projector" else 1
-        if tower.type == "projector" and patches // _patches_per_position(spec, part_names) % merged_patches:
+        if tower.type == "projector" and patch_count // _patches_per_position(spec, part_names) % merged_patches:
             raise InputError(
-                f"towers.{encoder_name}.merge: {merged_patches} patches are merged into one, and the processor gives "
-                f"{patches}; expected a divisor of them"
+                f"towers.{part_name}.merge: {merged_patches} patches are merged into one, and the processor gives "
+                f"{patch_count}; expected a divisor of them"
             )
 
 

@@ -33,13 +33,13 @@ GROUPS = 8
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     """Yields the changed models, without changes that have no effect on the model."""
-    heads = [
+    head_counts = [
         head_sizes.heads
         for mixer, input_width in _mixers_and_widths(spec)
         if (head_sizes := _cached_head_sizes(mixer, input_width)) is not None
     ]
     changes_and_functions: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
-    if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
+    if head_counts and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in head_counts):
         changes_and_functions.append(
             (
                 ModelChange("gqa_8", f"as GQA-{GROUPS}"),
@@ -54,7 +54,9 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     )
     for model_change, change_mixer in changes_and_functions:
         changed_spec = with_replaced_mixers(spec, change_mixer)
-        if any(getattr(changed_spec, name) != getattr(spec, name) for name in type(spec).model_fields):
+        if any(
+            getattr(changed_spec, field_name) != getattr(spec, field_name) for field_name in type(spec).model_fields
+        ):
             yield model_change, changed_spec
 
 
@@ -75,12 +77,17 @@ def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
 
 def with_replaced_mixers(spec: ModelSpec, change_mixer: Change) -> ModelSpec:
     """Returns the spec after a function `change_mixer` is applied to every token mixer, including cross-attention."""
-    return spec.model_copy(update={name: _changed_stack(stack, change_mixer, spec) for name, stack in spec.stacks()})
+    return spec.model_copy(
+        update={stack_name: _changed_stack(stack, change_mixer, spec) for stack_name, stack in spec.stacks()}
+    )
 
 
 def _changed_stack(stack: Stack, change_mixer: Change, spec: ModelSpec) -> Stack:
     input_width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
-    variants = {name: layer.with_replaced_mixers(change_mixer, input_width) for name, layer in stack.variants.items()}
+    variants = {
+        variant_name: layer.with_replaced_mixers(change_mixer, input_width)
+        for variant_name, layer in stack.variants.items()
+    }
     return stack.model_copy(
         update={"block": stack.block.with_replaced_mixers(change_mixer, input_width), "variants": variants}
     )

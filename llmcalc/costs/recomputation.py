@@ -51,7 +51,9 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
             flops_sum += layer.cost_in_model(_attention_flops, included_parts)
         elif recompute.layers:
             flops_of_op = _convolution_flops if recompute.saved_operations else CountedOp.forward_flops
-            flops_sum += times(layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_count(layer, recompute))
+            flops_sum += times(
+                layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_layer_count(layer, recompute)
+            )
         else:
             flops_sum += sum(
                 node_position.cost_in_model(CountedOp.forward_flops, included_parts)
@@ -78,7 +80,7 @@ def skipped_by_early_stop(
         if recompute.core:
             flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
         elif recompute.layers:
-            flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
+            flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_layer_count(layer, recompute))
         else:
             modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
@@ -106,11 +108,15 @@ def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
     node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
-    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.node_fields.get("kind") == "layer"]
+    layer_scopes = [
+        module_scope
+        for module_scope in spec.shared_program.root.scopes()
+        if module_scope.node_fields.get("kind") == "layer"
+    ]
     return zip(node_positions, layer_scopes, strict=True)
 
 
-def _recomputed_count(layer: NodePosition, recompute: Recompute) -> Number:
+def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number:
     """Returns the number of recomputed layers of a kind."""
     if recompute.every == 1:
         return layer.copies

@@ -163,19 +163,19 @@ class UnreplayedBytes:
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    sum_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.belongs_to_runtime or sum_status == memory_term.status:
+    term_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.belongs_to_runtime or term_status == memory_term.status:
         return memory_term
-    if sum_status == "untested":
+    if term_status == "untested":
         return replace(
-            memory_term, status=sum_status, witness=f"no measurement of {evidence_names(evidence, sum_status)}"
+            memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
         )
-    checks_text = witness_texts(evidence, sum_status)
+    checks_text = witness_texts(evidence, term_status)
     if memory_term.witness == ON_META:
-        checks_text = f"torch on meta, and {checks_text}" if sum_status == "source" else checks_text
+        checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
-    return replace(memory_term, status=sum_status, witness=checks_text)
+    return replace(memory_term, status=term_status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
@@ -188,33 +188,33 @@ def device_memory(
     record_replay: RecordReplay,
     cuda_runtime: CudaRuntime,
     unreplayed_bytes: Sequence[UnreplayedBytes],
-    tensors: MemoryTerm,
+    tensor_term: MemoryTerm,
     recompute_period: int = 1,
     encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
     unreplayed_bytes: bytes that the replay does not see.
-    tensors: the term of its tensors, with their evidence.
+    tensor_term: the term of its tensors, with their evidence.
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
     counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
+    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensor_term, encoder_peaks)
 
 
 def summarize_memory(
     replay_result: ReplayResult,
     context_bytes: int,
     stacks: list[LayerStack],
-    tensors: MemoryTerm,
+    tensor_term: MemoryTerm,
     is_complete: bool = True,
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
     context_bytes: bytes of the CUDA context.
     stacks: the stacks of the model.
-    tensors: the term of the tensors, with their evidence.
+    tensor_term: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
     """
     allocation_place, peak = replay_result.peak
@@ -234,7 +234,7 @@ def summarize_memory(
         timeline=tuple(module_peaks(replay_result, stacks)),
         moments=bytes_by_phase_and_kind(replay_result.peaks),
         terms=(
-            replace(tensors, bytes=peak.bytes - workspace_bytes),
+            replace(tensor_term, bytes=peak.bytes - workspace_bytes),
             MemoryTerm(
                 "cuBLAS workspaces", workspace_bytes, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
             ),
@@ -290,8 +290,8 @@ class CountedRun:
             stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
         ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
-        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
+        layer_limit = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
+        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= layer_limit
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating
@@ -324,7 +324,7 @@ class CountedRun:
         self,
         context_bytes: int,
         unreplayed_bytes: Sequence[UnreplayedBytes],
-        tensors: MemoryTerm,
+        tensor_term: MemoryTerm,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
@@ -336,7 +336,7 @@ class CountedRun:
         )
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
-        return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
+        return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.whole)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
@@ -435,14 +435,16 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
 
 def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
-    for tensors in unreplayed_bytes:
-        replay_result.set_up_bytes += tensors.bytes
-        replay_result.reserved_bytes += tensors.bytes
-        replay_result.final_bytes += tensors.bytes if tensors.stays_after_run else 0
+    for unreplayed_entry in unreplayed_bytes:
+        replay_result.set_up_bytes += unreplayed_entry.bytes
+        replay_result.reserved_bytes += unreplayed_entry.bytes
+        replay_result.final_bytes += unreplayed_entry.bytes if unreplayed_entry.stays_after_run else 0
         for allocation_place, peak in replay_result.peaks.items():
-            if allocation_place.phase in tensors.phases:
-                peak.bytes += tensors.bytes
-                peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
+            if allocation_place.phase in unreplayed_entry.phases:
+                peak.bytes += unreplayed_entry.bytes
+                peak.by_kind[unreplayed_entry.kind] = (
+                    peak.by_kind.get(unreplayed_entry.kind, 0) + unreplayed_entry.bytes
+                )
 
 
 def _add_encoders(
@@ -451,7 +453,9 @@ def _add_encoders(
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(kind_bytes.bytes for kind_bytes in unreplayed_bytes if kind_bytes.kind == "cache")
+    cache_bytes = sum(
+        unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.kind == "cache"
+    )
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

@@ -152,11 +152,11 @@ class Memory:
     def _counted_run_on(self, cuda_runtime: CudaRuntime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
-            phase_default = default_attention(self.settings, self.spec)
+            usual_attention = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, phase_default)
+                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, usual_attention)
             except UnsupportedKernel:
-                if phase_default == "eager" or self.settings.attn_implementation is not None:
+                if usual_attention == "eager" or self.settings.attn_implementation is not None:
                     raise
                 self._counted[cuda_runtime] = self._count_memory(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
@@ -221,23 +221,25 @@ class Memory:
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats, workspace_bytes: [record_training(self.spec, training_config, repeats, workspace_bytes)]
+        return lambda repeats_by_stack, workspace_bytes: [
+            record_training(self.spec, training_config, repeats_by_stack, workspace_bytes)
+        ]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
+        pass_configs = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return replayed_passes
+            return pass_configs
         compute_capability = cuda_runtime.compute_capability
         return [
             replace(
                 inference_config,
                 kernel_choices=replace(inference_config.kernel_choices, compute_capability=compute_capability),
             )
-            for inference_config in replayed_passes
+            for inference_config in pass_configs
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
@@ -247,8 +249,9 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats, workspace_bytes: [
-                    self._recorded_passes(pass_config, repeats, workspace_bytes) for pass_config in pass_configs
+                lambda repeats_by_stack, workspace_bytes: [
+                    self._recorded_passes(pass_config, repeats_by_stack, workspace_bytes)
+                    for pass_config in pass_configs
                 ],
                 cuda_runtime,
                 self.settings.recompute_choice().every,
@@ -336,10 +339,10 @@ class Memory:
         attention: the attention implementation that runs.
         """
         run_settings, memory_use = self.settings, self.states
-        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
+        frozen_format = "none" if memory_use.adapters is None else memory_use.adapters.base_format
         evidence_from_source = [
-            (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
-            (frozen_base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
+            (frozen_format.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (frozen_format == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),

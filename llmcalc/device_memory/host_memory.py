@@ -68,9 +68,7 @@ def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
     short_run_repeats = {
-        extrapolated_index: SHORT_RUN_REPEATS
-        for extrapolated_index, stack in enumerate(stacks)
-        if stack.is_extrapolated
+        stack_index: SHORT_RUN_REPEATS for stack_index, stack in enumerate(stacks) if stack.is_extrapolated
     }
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(

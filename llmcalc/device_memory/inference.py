@@ -94,7 +94,7 @@ class InferenceRun:
     A rank runs torch's tensor-parallel kernels. The input from another rank of a pipeline is received into a buffer,
     which is freed after the pass.
 
-    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
@@ -119,9 +119,9 @@ class InferenceRun:
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = not spec.one_pass_model_name
-        self.lowering: EagerKernels = self._lowering(AutogradGraph(self.meter))
+        self.lowering: EagerKernels = self._create_lowering(AutogradGraph(self.meter))
 
-    def _lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
+    def _create_lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
         """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
@@ -183,7 +183,7 @@ class InferenceRun:
         if self.inference.counts_weights:
             self._allocate_parameters(self.lowering)
         else:
-            unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
+            unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
             self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
         if self.caches:
@@ -213,7 +213,7 @@ class InferenceRun:
 
         chunk_count: the number of chunks.
         """
-        unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
+        unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
         middle_passes = []
@@ -247,9 +247,9 @@ class InferenceRun:
         A chunk needs more memory than the one before it.
         """
         chunk_count = self.chunk_count
-        first_late_chunk = max(1, chunk_count - MOST_CHUNKS + 1)
-        for chunk_index in (0, *range(first_late_chunk, chunk_count)):
-            if chunk_index == first_late_chunk > 1:
+        last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
+        for chunk_index in (0, *range(last_chunks_start, chunk_count)):
+            if chunk_index == last_chunks_start > 1:
                 self.lowering.store = {}
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
@@ -325,7 +325,9 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names
+        allocation_place: peak
+        for allocation_place, peak in memory_meter.peaks.items()
+        if allocation_place.phase in inference_run.names
     }
     replay_result.final_bytes = memory_meter.now
     if device is not None:
@@ -368,7 +370,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace_bytes: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

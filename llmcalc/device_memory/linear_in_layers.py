@@ -29,9 +29,7 @@ def extrapolate_layers(
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
     short_run_repeats = {
-        extrapolated_index: SHORT_RUN_REPEATS
-        for extrapolated_index, stack in enumerate(stacks)
-        if stack.is_extrapolated
+        stack_index: SHORT_RUN_REPEATS for stack_index, stack in enumerate(stacks) if stack.is_extrapolated
     }
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
@@ -42,8 +40,8 @@ def extrapolate_layers(
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
-        extrapolated_index: replay_run({**short_run_repeats, extrapolated_index: SHORT_RUN_REPEATS + 1})
-        for extrapolated_index in short_run_repeats
+        stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
+        for stack_index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
         added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
@@ -114,11 +112,13 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     return replace(replay_result, peaks=peaks, bytes_per_repeat=bytes_per_repeat)
 
 
-def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, layer_factor: int) -> None:
-    """Adds the difference `peak_after` − `peak_before`, times `layer_factor`, to `peak`."""
-    peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
+def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, added_repeats: int) -> None:
+    """Adds the difference `peak_after` − `peak_before`, times `added_repeats`, to `peak`."""
+    peak.bytes += added_repeats * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
-        peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
+        peak.by_kind[memory_kind] += added_repeats * (
+            peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind]
+        )
 
 
 def _module_in_longer_run(
@@ -160,14 +160,14 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
     """
     module_peaks: list[tuple[str, str, int]] = []
     stack_peaks: list[tuple[AllocationPlace, int]] = []
-    block_stack: LayerStack | None = None
+    collected_stack: LayerStack | None = None
 
     def add_stack_peaks() -> None:
         """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
-        if block_stack is None:
+        if collected_stack is None:
             return
         phase = stack_peaks[0][0].phase
-        stack_prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
+        stack_prefix, prefix_length = f"{collected_stack.path}.", len(collected_stack.path)
         peaks_by_place = [
             (
                 allocation_place.layer_index,
@@ -177,12 +177,12 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             )
             for allocation_place, peak_bytes in stack_peaks
         ]
-        last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
+        last_repeat = collected_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
         for repeat_index in listed_repeats:
-            added_layers = repeat_index * block_stack.layer_period
+            added_layers = repeat_index * collected_stack.layer_period
             module_peaks.extend(
                 [
                     (
@@ -197,18 +197,18 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
 
     repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.bytes_per_repeat else []
     repeat_ends = {
-        layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
+        stack.place_in_later_repeat(allocation_place, stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay_result.bytes_per_repeat
-        for layer_stack in stacks
-        if layer_stack.contains(allocation_place)
+        for stack in stacks
+        if stack.contains(allocation_place)
     }
     for allocation_place, peak in replay_result.peaks.items():
         if allocation_place in repeat_ends:
             continue
         layer_stack = next((stack for stack in repeated_stacks if stack.is_in_second_repeat(allocation_place)), None)
-        if layer_stack is not block_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
+        if layer_stack is not collected_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
             add_stack_peaks()
-            block_stack = layer_stack
+            collected_stack = layer_stack
         if layer_stack is None:
             module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:

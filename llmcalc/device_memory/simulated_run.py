@@ -34,11 +34,11 @@ def kernel_choices(
     attention: the implementation if the settings name none; default: the phase's default.
     """
     is_serving = run_settings.is_serving
-    phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
+    usual_attention: AttentionImplementation = "flash" if is_serving else "sdpa"
     matches_transformers = run_settings.fused_qkv is None and not is_serving
     trains_like_transformers = matches_transformers and run_settings.phase == "training"
     return KernelChoices(
-        attention=run_settings.attn_implementation or attention or phase_default,
+        attention=run_settings.attn_implementation or attention or usual_attention,
         norm="fused" if run_settings.norm == "liger" else run_settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=run_settings.norm == "liger",
         cross_entropy=run_settings.cross_entropy or "eager",
@@ -262,14 +262,16 @@ def activation_format(memory_use: MemoryUse) -> str:
     return memory_use.dtype if memory_use.dtype in COMPUTED else "bfloat16"
 
 
-def computing_format(format_name: str, option: str) -> str:
+def computing_format(format_name: str, option_name: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
         formats_text = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats_text}")
+        raise InputError(
+            f"{option_name} {short_dtype(format_name)}: no pass computes in it; expected one of {formats_text}"
+        )
     return format_name
 
 
-def storage_format(format_name: str, option: str) -> Dtype:
+def storage_format(format_name: str, option_name: str) -> Dtype:
     """Returns the element type of tensors stored in this format."""
-    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option)]
+    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option_name)]

@@ -242,16 +242,16 @@ def memory(
     run_settings.check(spec)
     if run_settings.inputs.is_given and spec.towers:
         extra_parts = extra_parts | {TOWERS.name}
-    params = ParameterCount(spec, spec.tree(), extra_parts)
+    parameter_count = ParameterCount(spec, spec.tree(), extra_parts)
     if run_settings.phase == "training":
-        return _training_memory(spec, params, run_settings, model_config)
+        return _training_memory(spec, parameter_count, run_settings, model_config)
     known_sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, params, run_settings, published_dtype, model_config, known_sizes)
+    return _inference_memory(spec, parameter_count, run_settings, published_dtype, model_config, known_sizes)
 
 
 def _inference_memory(
     spec: ModelSpec,
-    params: ParameterCount,
+    parameter_count: ParameterCount,
     run_settings: Settings,
     published_dtype: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
@@ -262,11 +262,15 @@ def _inference_memory(
     scheme = quantization_scheme(run_settings, model_config)
     if scheme is not None:
         weight_format = _unquantized_format(run_settings, published_dtype)
-        size_key = run_settings.quantize, weight_format, params.include
+        size_key = run_settings.quantize, weight_format, parameter_count.include
         if size_key not in quantized_sizes:
-            module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
+            module_names = (
+                model_config.names(parameter_count.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
+            )
             try:
-                quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
+                quantized_sizes[size_key] = quantized_size(
+                    spec, scheme, weight_format, parameter_count.include, module_names
+                )
             except IndivisibleMatrix as error:
                 if not isinstance(spec, RankModel) or spec.layout.tp == 1:
                     raise
@@ -285,7 +289,7 @@ def _inference_memory(
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
         return MemoryUse(
-            params,
+            parameter_count,
             run_settings.phase,
             weight_format,
             workload,
@@ -296,7 +300,7 @@ def _inference_memory(
     activation_format = weight_format if DTYPE_BITS[weight_format] >= 16 and not has_usual_format else "bfloat16"
     cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
     return MemoryUse(
-        params,
+        parameter_count,
         run_settings.phase,
         weight_format,
         workload,
@@ -332,14 +336,17 @@ def _unquantized_format(run_settings: Settings, published_dtype: str) -> str:
 
 
 def _training_memory(
-    spec: ModelSpec, params: ParameterCount, run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec,
+    parameter_count: ParameterCount,
+    run_settings: Settings,
+    model_config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master_weights = _training_formats(run_settings)
     optimizer_record = _checked_optimizer(run_settings)
-    adapters, adapter_dtype = _adapters_and_format(spec, run_settings, params, weight_format, model_config)
+    adapters, adapter_dtype = _adapters_and_format(spec, run_settings, parameter_count, weight_format, model_config)
     if adapters is not None:
         if run_settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -348,7 +355,7 @@ def _training_memory(
     trains_in_float32 = first_trained_layer is not None and run_settings.precision == "autocast"
     trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
     return MemoryUse(
-        params,
+        parameter_count,
         "training",
         weight_format,
         Workload(batch, seq, source=run_settings.source, phase="training"),
@@ -357,7 +364,7 @@ def _training_memory(
         optimizer=_optimizer_state(
             optimizer_record,
             run_settings,
-            params,
+            parameter_count,
             trained_dtype or weight_format,
             has_master_weights,
             adapters,
@@ -423,7 +430,7 @@ def _checked_optimizer(run_settings: Settings) -> Optimizer:
 def _optimizer_state(
     optimizer_record: Optimizer,
     run_settings: Settings,
-    params: ParameterCount,
+    parameter_count: ParameterCount,
     weight_format: str,
     has_master_weights: bool,
     adapters: LowRankAdapters | None,
@@ -437,25 +444,25 @@ def _optimizer_state(
             run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master_weights else weight_format
         )
         if first_trained_layer is None:
-            tensors = trained_tensors(params.tree, params.include)
+            tensors = trained_tensors(parameter_count.tree, parameter_count.include)
         else:
-            tensors = tensors_from_layer(params.tree, first_trained_layer, params.include)
+            tensors = tensors_from_layer(parameter_count.tree, first_trained_layer, parameter_count.include)
         return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(params.tree, params.include),
+        adapters.trained_copies(parameter_count.tree, parameter_count.include),
         run_settings.optimizer_dtype or weight_format,
         has_momentum,
     )
     return optimizer_record.state(
-        adapters.adapters(params.tree, params.include), state_format, has_momentum
+        adapters.adapters(parameter_count.tree, parameter_count.include), state_format, has_momentum
     ).combined_with(copy_state)
 
 
 def _adapters_and_format(
     spec: ModelSpec,
     run_settings: Settings,
-    params: ParameterCount,
+    parameter_count: ParameterCount,
     weight_format: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
 ) -> tuple[LowRankAdapters | None, str]:
@@ -466,11 +473,13 @@ def _adapters_and_format(
     """
     if run_settings.lora_rank is None:
         return None, ""
-    is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
-    lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
+    is_parallel_library = run_settings.lora_library in PARALLEL_LIBRARIES
+    lora_targets = (
+        (ALL_LINEAR,) if is_parallel_library and run_settings.lora_targets is None else run_settings.lora_targets
+    )
     module_names = None
     if isinstance(model_config, Checkpoint) and model_config.module_names:
-        module_names = model_config.names(params.tree, spec.kind)
+        module_names = model_config.names(parameter_count.tree, spec.kind)
     requested_adapters = LowRankAdapters(
         run_settings.lora_rank,
         frozenset(),
@@ -487,9 +496,16 @@ def _adapters_and_format(
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
     adapters = adapters_of_targets(
-        params.tree, requested_adapters, lora_targets, params.include, module_names, fuses_projections_like_class
+        parameter_count.tree,
+        requested_adapters,
+        lora_targets,
+        parameter_count.include,
+        module_names,
+        fuses_projections_like_class,
     )
-    return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
+    return adapters, _float_format(
+        run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel_library else "float32"
+    )
 
 
 def _precision_name(run_settings: Settings, weight_format: str, has_master_weights: bool) -> str:

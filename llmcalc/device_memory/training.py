@@ -126,7 +126,7 @@ def _path_without_indices(parameter_key: Path) -> str:
 class TrainingRun:
     """Replays training steps of a model.
 
-    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that the forward and the backward thread each allocate at their first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
@@ -298,13 +298,13 @@ class TrainingRun:
         loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
         del logits
         self.graph.leave_autocast()
-        self._take_workspace(1)
+        self._allocate_workspaces(1)
         return loss
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass from a loss."""
         self.meter.place = AllocationPlace("backward", path="loss")
-        self._take_workspace(2)
+        self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
         self.graph.on_leaf_gradient = self.gradient_hook
         backward(self.graph, loss, loss_gradient, self.finish_backward)
@@ -318,7 +318,7 @@ class TrainingRun:
     def finish_backward(self) -> None:
         """Hook between a backward pass and the release of its autograd graph; does nothing on one device."""
 
-    def _take_workspace(self, thread_count: int) -> None:
+    def _allocate_workspaces(self, thread_count: int) -> None:
         """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
         if self.workspace and len(self.workspaces) < thread_count:
             with count_storages_as(self.meter, "overhead"):
@@ -481,16 +481,21 @@ def replay_shorter_on_allocator(
 
 
 def record_training(
-    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace_bytes: int = 0
+    spec: ModelSpec,
+    training_config: TrainingConfig,
+    repeats_by_stack: Mapping[int, int] | None = None,
+    workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace_bytes: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats_by_stack, workspace_bytes: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
-            TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
+            TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, memory_meter := EventRecorder()),
+            memory_meter,
         )
     return recorded_steps or record_two_steps(
-        TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
+        TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, memory_meter := EventRecorder()),
+        memory_meter,
     )
 
 

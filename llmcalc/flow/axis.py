@@ -43,7 +43,7 @@ Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]
 
 def element_count(shape: Iterable[Axis | JoinedShapes]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
-    elements: Number = None
+    size_product: Number = None
     for axis in shape:
-        elements = axis.size if elements is None else elements * axis.size
-    return 1 if elements is None else elements
+        size_product = axis.size if size_product is None else size_product * axis.size
+    return 1 if size_product is None else size_product

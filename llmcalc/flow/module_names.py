@@ -111,15 +111,13 @@ class ModuleNames:
             child for child in node_tree.children if child.name not in stacks and child.optional != "towers"
         ]
         if stacks:
-            self._stack_names("", other_children, root_names)
+            self._add_stack_names("", other_children, root_names)
             for current_name, stack in stacks.items():
-                self._stack_names(
-                    f"{current_name}.", stack.children, self._module_names_of_side(current_name, root_names)
-                )
+                self._add_stack_names(f"{current_name}.", stack.children, self._side_prefixes(current_name, root_names))
         else:
             has_one_side = spec_kind == "encoder" or any(key.startswith("decoder.") for key in published_names)
-            self._stack_names(
-                "", other_children, self._module_names_of_side(spec_kind, root_names) if has_one_side else root_names
+            self._add_stack_names(
+                "", other_children, self._side_prefixes(spec_kind, root_names) if has_one_side else root_names
             )
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
@@ -135,29 +133,31 @@ class ModuleNames:
             current_name = name_pattern.sub(replacement, current_name)
         return current_name
 
-    def _published_names(self, path: str) -> tuple[str, ...]:
-        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        path_pattern = replace_numbers(path if layer_match is None else layer_match[3])
+    def _published_names(self, module_path: str) -> tuple[str, ...]:
+        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", module_path)
+        path_pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
         if layer_match is None:
             matching_names, layer_numbers = (
                 self._names_outside_layers.get(path_pattern, ()),
-                re.findall(r"(?<=\.)\d+(?=\.|$)", path),
+                re.findall(r"(?<=\.)\d+(?=\.|$)", module_path),
             )
-            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (path,)
-        layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
+            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (
+                module_path,
+            )
+        layer_names, names_in_layer = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(_fill_stars(name, layer_numbers) for name in layer_nodes.get(path_pattern, ()))
-        joined_names = (_name_in_layer(layer_name, name) for layer_name in layers for name in matching_names)
-        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
+        matching_names = tuple(_fill_stars(name, layer_numbers) for name in names_in_layer.get(path_pattern, ()))
+        joined_names = (_name_in_layer(layer_name, name) for layer_name in layer_names for name in matching_names)
+        return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
-    def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    def _layer_names(self, stack_path: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer and of the layer's modules by path."""
-        for layers in reversed(self._layers.get(stack, [])):
-            if layer_index in layers.indices:
-                return layers.names(layer_index), layers.names_in_layer
+        for layer_group in reversed(self._layers.get(stack_path, [])):
+            if layer_index in layer_group.indices:
+                return layer_group.names(layer_index), layer_group.names_in_layer
         return (), {}
 
-    def _module_names_of_side(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_prefixes(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
             f"{root_name}{side_prefix}."
             for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
@@ -165,7 +165,7 @@ class ModuleNames:
         ]
         return (*root_names, *side_prefixes)
 
-    def _stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
+    def _add_stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
         layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
         mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
@@ -193,7 +193,7 @@ class ModuleNames:
                 else (f"{stack_name}layers", common_layers)
             )
             layer_indices = sorted(i for group in layer_groups if group.role != "shared" for i in group.indices or ())
-            layer_numbers = {layer_index: position for position, layer_index in enumerate(layer_indices)}
+            layer_numbers = {layer_index: layer_number for layer_number, layer_index in enumerate(layer_indices)}
             list_names = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for layer_part in _layer_parts(layer):
@@ -202,7 +202,7 @@ class ModuleNames:
                     path: _add_earlier_names(path, node_names)
                     for path, node_names in self._node_names(layer_part, layer_part.name, ("",), ("",), table_keys)
                 }
-            module_lists = tuple(stack_name for list_name in list_names for stack_name in list_name.split(" & "))
+            module_lists = tuple(list_part for list_name in list_names for list_part in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _LayerNames(
                     frozenset(layer.indices or ()),
@@ -233,23 +233,23 @@ class ModuleNames:
         }
         outer_child_names = {
             module_name
-            for table_keys_of_node in child_keys.values()
-            for module_name in self._table_names(table_keys_of_node)
+            for child_table_keys in child_keys.values()
+            for module_name in self._table_names(child_table_keys)
             if module_name.startswith(".")
         }
-        separate_words = outer_child_names if node.children else None
+        separate_part_names = outer_child_names if node.children else None
         name_entry = self._table_entry(table_keys_of_node)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
         else:
-            alternatives = _parse_alternatives(name_entry or node.name, separate_words)
+            alternatives = _parse_alternatives(name_entry or node.name, separate_part_names)
             # checkpoints with the parts of a fused layer apart
-            separate_parts = [[node.name]] if "/" in (name_entry or "") else []
+            separate_alternatives = [[node.name]] if "/" in (name_entry or "") else []
             module_names = tuple(
                 dict.fromkeys(
                     module_name
-                    for alternative in alternatives + separate_parts
+                    for alternative in alternatives + separate_alternatives
                     for module_name in _paths_below(alternative, parent_paths, outer_parents)
                 )
             )
@@ -295,9 +295,9 @@ class ModuleNames:
 class _LayerNames(NamedTuple):
     """The layers of one kind in a stack, with the names of the module lists that contain them.
 
-    indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
+    indices: their indices. are_predictors: whether they are multi-token-prediction modules, numbered after the others.
     layer_numbers: index → number among the stack's layers with parameters of their own.
-    list_names: names of the lists of modules that hold them. stack_prefixes: prefixes of the stack.
+    list_names: names of the module lists that contain them. stack_prefixes: prefixes of the stack.
     names_in_layer: path of a node within a layer → its names.
     """
 
@@ -333,18 +333,18 @@ def _name_in_layer(layer_name: str, name_in_layer: str) -> str:
     return f"{layer_name}.{name_in_layer}" if name_in_layer else layer_name
 
 
-def _layer_name(joined_list_names: str, layer_number: int, layers: int) -> str:
+def _layer_name(joined_list_names: str, layer_number: int, layer_count: int) -> str:
     """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
 
     layer_number: its number among the layers with parameters of their own.
-    layers: how many these are.
+    layer_count: the number of these layers.
     """
     list_names = joined_list_names.split(" + ")
-    list_length = max(1, layers // len(list_names))
+    layers_per_list = max(1, layer_count // len(list_names))
     list_name, layer_number = (
         (list_names[0], layer_number)
         if len(list_names) == 1
-        else (list_names[min(layer_number // list_length, len(list_names) - 1)], layer_number % list_length)
+        else (list_names[min(layer_number // layers_per_list, len(list_names) - 1)], layer_number % layers_per_list)
     )
     return list_name.replace("*", str(layer_number)) if "*" in list_name else f"{list_name}.{layer_number}"
 
@@ -378,13 +378,13 @@ class Checkpoint:
         return ModuleNames(node_tree, model_kind, self.module_names, self.earlier_names, self.class_prefixes)
 
 
-def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(joined_names: str, separate_part_names: Iterable[str] | None) -> list[list[str]]:
     """Parses an entry of the name table into alternative module names; an alternative may join several modules.
 
-    separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts.
+    separate_part_names: names of the node's parts that the tables give from the layer down; None without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
-    options = [
+    alternatives_in_entry = [
         [
             name
             for name in alternative_text.partition("/")[0].replace(" - ", " + -").split(" + ")
@@ -392,16 +392,20 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
         ]
         for alternative_text in _split_alternatives(joined_names)
     ]
-    if separate_words is None:
-        return options
-    first_names = [module_word.removeprefix(".") for module_word in separate_words]
+    if separate_part_names is None:
+        return alternatives_in_entry
+    first_names = [part_name.removeprefix(".") for part_name in separate_part_names]
     alternatives = [
         alternative
-        for alternative in options
+        for alternative in alternatives_in_entry
         if len(alternative) > 1
         and any(f"{first_name}.".startswith(f"{name}.") for first_name in first_names for name in alternative)
     ]
-    return alternatives or [alternative for alternative in options if len(alternative) == 1] or options
+    return (
+        alternatives
+        or [alternative for alternative in alternatives_in_entry if len(alternative) == 1]
+        or alternatives_in_entry
+    )
 
 
 def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
@@ -448,10 +452,10 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
         ] + expert_modules
     name_variants: list[str] = []
     for module_name in dict.fromkeys(known_names):
-        *path_names, last_component = module_name.split(".")
-        component_choices = [(module_path, *EARLIER.get(module_path, ())) for module_path in path_names]
+        *components_before_last, last_component = module_name.split(".")
+        component_choices = [(component, *EARLIER.get(component, ())) for component in components_before_last]
         last_names = (last_component, *EARLIER.get(last_component, ()))
-        name_variants += [".".join(name_parts) for name_parts in product(*component_choices, last_names)]
+        name_variants += [".".join(components) for components in product(*component_choices, last_names)]
     return tuple(dict.fromkeys(name_variants))
 
 

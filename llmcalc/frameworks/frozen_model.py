@@ -43,20 +43,20 @@ class FrozenModel:
         """The frozen model's additions to training memory: named parts with bytes."""
         return (self,) if self.loss is None else (self, self.loss)
 
-    def bytes(self, parameters: int, trained_dtype: str) -> int:
+    def bytes(self, parameter_count: int, trained_dtype: str) -> int:
         """Returns the bytes of the frozen weights per device.
 
-        parameters: number of parameters. trained_dtype: trained format.
+        parameter_count: number of parameters. trained_dtype: trained format.
         """
-        return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
+        return -(-parameter_count // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
-    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the frozen weights' bytes per device, which add to the memory of the training run.
 
-        device: the memory of the rank's training.
+        device_memory: the memory of the rank's training.
         """
         if self.is_divided_as_trained:
-            return device.moments["step"]["weights"]
+            return device_memory.moments["step"]["weights"]
         return self.bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class SecondLoss:
         """The second loss's addition to training memory, as a named part."""
         return (self,)
 
-    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
         workload = memory_estimate.states.workload
         tokens = int(workload.batch) * int(workload.seq)
@@ -109,6 +109,6 @@ class Teacher(FrozenModel):
     name: str = "teacher model"
     parameters: int = 0
 
-    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the bytes per device of the teacher's weights."""
         return self.bytes(self.parameters, memory_estimate.states.dtype)

@@ -56,7 +56,7 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     """
     model = memory_estimate.spec
     assert isinstance(model, RankModel)
-    device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
+    device_memory, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_layer_indices(timeline_point: ModulePeak) -> ModulePeak:
         layer_name = re.sub(
@@ -64,7 +64,7 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
         )
         return timeline_point._replace(module_path=layer_name)
 
-    tensors_term, *other_terms = device.terms
+    tensors_term, *other_terms = device_memory.terms
     if tensors_term.status == "untested":
         pass
     elif not has_tensor_parallel_plan(model):
@@ -74,10 +74,12 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
         if model.has_undivided_products:
             tensors_term = replace(tensors_term, status="source", witness=NOT_COMPARED)
     return replace(
-        device,
+        device_memory,
         terms=(tensors_term, *other_terms),
-        peak_at=with_model_layer_indices(device.peak_at),
-        timeline=tuple(map(with_model_layer_indices, device.timeline)) if first_layer else device.timeline,
+        peak_at=with_model_layer_indices(device_memory.peak_at),
+        timeline=tuple(map(with_model_layer_indices, device_memory.timeline))
+        if first_layer
+        else device_memory.timeline,
     )
 
 

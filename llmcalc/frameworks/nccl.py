@@ -43,16 +43,16 @@ LAZY = (2, 7)
 NAME = "NCCL buffers"
 
 
-def communicator_bytes(ranks: int, torch_version: str = "") -> int:
+def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
     """Returns the mean bytes per rank of one NCCL communicator.
 
     In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
     torch_version: its version, by default the newest.
     """
-    if ranks == 1:
+    if rank_count == 1:
         return 0
-    extra_edges = 2 * (ranks - 1) if is_older_version(torch_version, LAZY) else 0
-    return CHANNELS * CONNECTION * (ranks + extra_edges) // ranks
+    tree_edges = 2 * (rank_count - 1) if is_older_version(torch_version, LAZY) else 0
+    return CHANNELS * CONNECTION * (rank_count + tree_edges) // rank_count
 
 
 def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:

@@ -128,14 +128,14 @@ class MicroBatchBytes:
             (peak for module_path, peak in self.backward.bytes_by_path.items() if is_layer_path(module_path)), default=0
         )
 
-    def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""
+    def with_more_layers(self, longer_run: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
+        """Returns a micro-batch's bytes with `added_layers` more layers. longer_run: bytes with one more layer."""
         return MicroBatchBytes(
-            self.saved + added_layers * (longer_peak.saved - self.saved),
-            self.forward.with_more_layers(longer_peak.forward, added_layers),
-            self.backward.with_more_layers(longer_peak.backward, added_layers),
-            self.received + added_layers * (longer_peak.received - self.received),
-            self.extra_gradients + added_layers * (longer_peak.extra_gradients - self.extra_gradients),
+            self.saved + added_layers * (longer_run.saved - self.saved),
+            self.forward.with_more_layers(longer_run.forward, added_layers),
+            self.backward.with_more_layers(longer_run.backward, added_layers),
+            self.received + added_layers * (longer_run.received - self.received),
+            self.extra_gradients + added_layers * (longer_run.extra_gradients - self.extra_gradients),
         )
 
 
@@ -266,8 +266,8 @@ class PeakEstimate:
             first_rank_stages = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
             saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
-                distinct_count = distinct_micro_batches(layout, micro_batches)
-                first_rank_bytes += peak_in_flight(layout, distinct_count, 0, saved_bytes)[0]
+                distinct_microbatch_count = distinct_micro_batches(layout, micro_batches)
+                first_rank_bytes += peak_in_flight(layout, distinct_microbatch_count, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
@@ -295,9 +295,14 @@ class PeakEstimate:
         """
         sorted_ranks = sorted(
             self._distinct_ranks(layout, micro_batches).items(),
-            key=lambda rank: any(self._measurement_key(layout, stage) not in self._passes_by_key for stage in rank[1]),
+            key=lambda rank_and_stages: any(
+                self._measurement_key(layout, stage) not in self._passes_by_key for stage in rank_and_stages[1]
+            ),
         )
-        return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in sorted_ranks)
+        return any(
+            is_too_large(self._rank_peak(layout, rank_and_stages, stages, micro_batches))
+            for rank_and_stages, stages in sorted_ranks
+        )
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage.
@@ -352,40 +357,43 @@ class PeakEstimate:
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
-        pass_bytes = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
+        bytes_by_chunk = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
         saved_bytes, in_flight_counts = peak_in_flight(
-            layout, distinct_micro_batches(layout, micro_batches), rank, [batch.saved for batch in pass_bytes]
+            layout,
+            distinct_micro_batches(layout, micro_batches),
+            rank,
+            [chunk_bytes.saved for chunk_bytes in bytes_by_chunk],
         )
         stage_parameters = [
-            self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
-            for stage, batch in zip(rank_stages, pass_bytes, strict=True)
+            self.stage_parameters(layout, stage)._replace(extra_gradients=chunk_bytes.extra_gradients)
+            for stage, chunk_bytes in zip(rank_stages, bytes_by_chunk, strict=True)
         ]
         transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batches)
         chunk_peaks = [
-            _pass_peaks(batch, stage, transient_bytes, micro_batches)
-            for batch, stage in zip(pass_bytes, rank_stages, strict=True)
+            _pass_peaks(chunk_bytes, stage, transient_bytes, micro_batches)
+            for chunk_bytes, stage in zip(bytes_by_chunk, rank_stages, strict=True)
         ]
         keeps_all_microbatches = in_flight_counts.awaiting_backward == (micro_batches,) and (
             layout.pp == 1 or layout.zero == 0
         )
         if self.frees_gradients and keeps_all_microbatches:
-            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
+            pass_peak = self._first_backward_peak(layout, rank_stages[0], bytes_by_chunk[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(stage_peaks) - batch.saved
-                for stage_peaks, batch, in_flight_count in zip(
-                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
+                max(stage_peaks) - chunk_bytes.saved
+                for stage_peaks, chunk_bytes, in_flight_count in zip(
+                    chunk_peaks, bytes_by_chunk, in_flight_counts.awaiting_backward, strict=True
                 )
                 if in_flight_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
-        received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
+        received_bytes = micro_batches * sum(chunk_bytes.received for chunk_bytes in bytes_by_chunk)
         bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.during_passes,
             saved_bytes
-            - min(batch.saved for batch in pass_bytes)
+            - min(chunk_bytes.saved for chunk_bytes in bytes_by_chunk)
             + max(transient_bytes.backward_end, transient_bytes.forward_start),
             transient_bytes.gradient_reduction,
             transient_bytes.optimizer_step,
@@ -451,21 +459,21 @@ class PeakEstimate:
         if (stage.has_embedding and stage.has_head) or len(stage.layers) < 2:
             return self._count_recorded_parameters(layout, stage, shard_count)
         end_layer = stage.layers[-1] if stage.has_head else stage.layers[0]
-        parts = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
+        counts_and_layers = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
         other_kinds = Counter(id(self.layer_kinds[i]) for i in stage.layers if i != end_layer)
         middle_stage = stage._replace(has_embedding=False, has_head=False)
         for i in stage.layers:
             layer_count = other_kinds.pop(id(self.layer_kinds[i]), 0)
             if layer_count:
-                parts.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
+                counts_and_layers.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
         return StageParameters(
-            dense=sum(layer_count * counts.dense for counts, layer_count in parts),
-            experts=sum(layer_count * counts.experts for counts, layer_count in parts),
-            outside_layers=parts[0][0].outside_layers,
-            largest_layer=max(counts.largest_layer for counts, _ in parts),
-            largest_tensor=max(counts.largest_tensor for counts, _ in parts),
-            largest_in_layers=max(counts.largest_in_layers for counts, _ in parts),
-            largest_matrix=max(counts.largest_matrix for counts, _ in parts),
+            dense=sum(layer_count * parameter_counts.dense for parameter_counts, layer_count in counts_and_layers),
+            experts=sum(layer_count * parameter_counts.experts for parameter_counts, layer_count in counts_and_layers),
+            outside_layers=counts_and_layers[0][0].outside_layers,
+            largest_layer=max(parameter_counts.largest_layer for parameter_counts, _ in counts_and_layers),
+            largest_tensor=max(parameter_counts.largest_tensor for parameter_counts, _ in counts_and_layers),
+            largest_in_layers=max(parameter_counts.largest_in_layers for parameter_counts, _ in counts_and_layers),
+            largest_matrix=max(parameter_counts.largest_matrix for parameter_counts, _ in counts_and_layers),
         )
 
     def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
@@ -549,8 +557,8 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start_layer, end_layer = stage.layers.start, stage.layers.stop
-        longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        stage_kinds = kinds[start_layer:end_layer]
+        longest_run_repeats, layer_kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
+        stage_kinds = layer_kinds[start_layer:end_layer]
         if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
             if pattern_repeats < FEWEST_EXTRAPOLATED:
@@ -561,23 +569,23 @@ class PeakEstimate:
             elif not first_layer and not stage.has_embedding:
                 start_layer += skipped_layer_count
             return start_layer, end_layer, pattern_repeats
-        while end_layer - start_layer > longest_run:
+        while end_layer - start_layer > longest_run_repeats:
             start_layer, end_layer = (start_layer + 1, end_layer) if stage.has_head else (start_layer, end_layer - 1)
         while (
-            end_layer - start_layer < longest_run
+            end_layer - start_layer < longest_run_repeats
             and not stage.has_head
-            and end_layer < len(kinds)
-            and kinds[end_layer] is kinds[start_layer]
+            and end_layer < len(layer_kinds)
+            and layer_kinds[end_layer] is layer_kinds[start_layer]
         ):
             end_layer += 1
         while (
-            end_layer - start_layer < longest_run
+            end_layer - start_layer < longest_run_repeats
             and not stage.has_embedding
             and start_layer > 0
-            and kinds[start_layer - 1] is kinds[start_layer]
+            and layer_kinds[start_layer - 1] is layer_kinds[start_layer]
         ):
             start_layer -= 1
-        if end_layer - start_layer < longest_run:
+        if end_layer - start_layer < longest_run_repeats:
             return stage.layers.start, stage.layers.stop, None
         return start_layer, end_layer, len(stage.layers)
 
@@ -586,14 +594,18 @@ class PeakEstimate:
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """
-        start_layer, end_layer, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
-        first_equal = end_layer - 1
-        while first_equal > start_layer and kinds[first_equal - 1] is kinds[end_layer - 1]:
-            first_equal -= 1
-        equal_layers, longer_end = end_layer - first_equal, first_equal + FEWEST_EXTRAPOLATED
-        if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(kinds):
+        start_layer, end_layer, layer_kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
+        first_equal_layer = end_layer - 1
+        while first_equal_layer > start_layer and layer_kinds[first_equal_layer - 1] is layer_kinds[end_layer - 1]:
+            first_equal_layer -= 1
+        equal_layers, longer_end = end_layer - first_equal_layer, first_equal_layer + FEWEST_EXTRAPOLATED
+        if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(layer_kinds):
             return None
-        if find_layer_pattern(kinds[start_layer:longer_end]) != (first_equal - start_layer, 1, FEWEST_EXTRAPOLATED):
+        if find_layer_pattern(layer_kinds[start_layer:longer_end]) != (
+            first_equal_layer - start_layer,
+            1,
+            FEWEST_EXTRAPOLATED,
+        ):
             return None
         return start_layer, longer_end, equal_layers
 

@@ -70,9 +70,9 @@ class Cluster:
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
-        framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
+        selected_framework = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(
-            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), framework_record
+            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), selected_framework
         )
 
     @property
@@ -198,10 +198,10 @@ class Cluster:
             device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
         )
         device_memory = memory_with_evidence(device_memory, self.evidence)
-        frozen = self.run.frozen
-        if frozen is not None:
+        frozen_model = self.run.frozen
+        if frozen_model is not None:
             run_memory = device_memory
-            for frozen_part in frozen.parts:
+            for frozen_part in frozen_model.parts:
                 device_memory = _with_frozen_model(
                     device_memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory)
                 )
@@ -210,8 +210,8 @@ class Cluster:
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
         """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
-        keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
-        if self.layout.dp < self.layout.world_size or not keeps_on_host:
+        has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
+        if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
         training_config = self.memory.training()
         host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
@@ -224,8 +224,10 @@ class Cluster:
         """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
         memory_use = self.memory.states
         framework_evidence = self.framework.evidence_for(self.layout, self.trains)
-        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
-        evidence = framework_evidence.run(evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer)
+        optimizer_name = None if memory_use.optimizer is None else memory_use.optimizer.name
+        evidence = framework_evidence.run(
+            evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer_name
+        )
         return evidence if framework_evidence.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
@@ -307,7 +309,7 @@ def _with_frozen_model(
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}
 
-    tensors, *other_terms = device_memory.terms
+    tensors_term, *other_terms = device_memory.terms
     return replace(
         device_memory,
         exact_bytes=device_memory.exact_bytes + frozen_bytes,
@@ -317,9 +319,16 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
         moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
-        terms=(tensors, MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
+        terms=(
+            tensors_term,
+            MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source),
+            *other_terms,
+        ),
     )
 
 
@@ -338,6 +347,6 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     )
 
 
-def rank_with_most_memory(ranks: Sequence[RankMemory]) -> RankMemory:
+def rank_with_most_memory(rank_memories: Sequence[RankMemory]) -> RankMemory:
     """Returns the memory of the first rank that needs the most device memory."""
-    return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))
+    return max(rank_memories, key=lambda rank: (rank.device.device_bytes, -rank.rank))

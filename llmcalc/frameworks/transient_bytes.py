@@ -156,16 +156,17 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
         return OptimizerStepBytes()
     dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
-    has_copies = training_config.has_master_weights and FLOAT32 not in (dtype, gradient_type)
-    copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    has_gradient_copies = training_config.has_master_weights and FLOAT32 not in (dtype, gradient_type)
+    copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_gradient_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / matrix_elements,
+            _step_peak(training_config, gradient_type, has_gradient_copies, 1, has_flat_parameters=True)
+            / matrix_elements,
             gradient_copy=copy_bytes,
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_copies, matrix_count) / matrix_elements
+        _step_peak(training_config, gradient_type, has_gradient_copies, matrix_count) / matrix_elements
         for matrix_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
@@ -173,7 +174,9 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     second_matrix_bytes = max(0.0, peak_of_2_matrices - 2 * bytes_per_parameter - largest_matrix_bytes)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).separates_layer_matrices:
-        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / matrix_elements
+        adamw_bytes = (
+            _step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False) / matrix_elements
+        )
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
         bytes_per_parameter,
@@ -188,15 +191,15 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
 def _step_peak(
     training_config: TrainingConfig,
     gradient_type: Dtype,
-    has_copies: bool,
+    has_gradient_copies: bool,
     parameter_count: int,
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
     """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
-    has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
-    for matrices in a layer. has_flat_parameters: whether they are vectors.
+    has_gradient_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer
+        takes the tensors for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
     autograd_graph, tensor_shape = AutogradGraph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
@@ -211,7 +214,7 @@ def _step_peak(
         start_bytes = memory_meter.now
         memory_meter.restart()
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_copies else gradient
+            parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_gradient_copies else gradient
         training_config.step_optimizer(autograd_graph, parameters)
         for parameter in parameters:
             parameter.gradient = None

@@ -71,8 +71,8 @@ def __getattr__(op_name: str) -> Any:
     """Returns a rarely used primitive operation, and imports its module on first use."""
     from importlib import import_module
 
-    for file in ("products", "sparse", "recurrent", "hashed"):
-        op_class = vars(import_module(f".{file}", __name__)).get(op_name)
+    for module_name in ("products", "sparse", "recurrent", "hashed"):
+        op_class = vars(import_module(f".{module_name}", __name__)).get(op_name)
         if isinstance(op_class, type) and issubclass(op_class, Op):
             globals()[op_name] = op_class
             return op_class

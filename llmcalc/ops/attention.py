@@ -157,8 +157,8 @@ class ConformerAttentionCore(AttentionCore):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         distance_products = self._padded_rows(run_config) * self.distance_count * self.qk_dim
-        pair_count = self.pairs(run_config) * (self.qk_dim + self.v_dim)
-        return 2 * run_config.batch * self.heads * (pair_count + distance_products)
+        pair_products = self.pairs(run_config) * (self.qk_dim + self.v_dim)
+        return 2 * run_config.batch * self.heads * (pair_products + distance_products)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)

@@ -46,8 +46,8 @@ class IdentityExperts(Op):
     def _expert_params(self) -> Number:
         """Returns the parameters of one expert with weights, which an identity expert replaces."""
         parameter_count: Number = 0
-        for linear in self.expert_layers:
-            parameter_count = add(parameter_count, linear.expert_params())
+        for expert_layer in self.expert_layers:
+            parameter_count = add(parameter_count, expert_layer.expert_params())
         return parameter_count
 
     def max_skipped_params(self) -> Number:
@@ -59,8 +59,8 @@ class IdentityExperts(Op):
 
         With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """
-        experts, top_k = self.expert_layers[0].num_experts, self.expert_layers[0].top_k
-        return ceil_div(top_k * self.identity_count * self._expert_params(), experts + self.identity_count)
+        expert_count, top_k = self.expert_layers[0].num_experts, self.expert_layers[0].top_k
+        return ceil_div(top_k * self.identity_count * self._expert_params(), expert_count + self.identity_count)
 
 
 @frozen(slots=True)

@@ -89,14 +89,14 @@ class PooledAttentionCore(VisibleKeysAttentionCore):
 
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        pool_core = EntryAttentionCore(
+        pool_attention = EntryAttentionCore(
             1, 1, 1, tokens_per_entry=self.pool_size, chosen_entries=exact_div(self.selected_keys, self.pool_size)
         )
         pool_count = floor_div(tokens, self.pool_size)
         unpooled_pairs = pool_count * triangular_number(self.pool_size - 1) + triangular_number(
             tokens - pool_count * self.pool_size
         )
-        return self.pool_size * pool_core.visible_pairs(tokens) + unpooled_pairs
+        return self.pool_size * pool_attention.visible_pairs(tokens) + unpooled_pairs
 
 
 @frozen(slots=True)
@@ -141,8 +141,8 @@ class SampledBlockAttentionCore(AttentionCore):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         mean_width = add(self.qk_dim, self.v_dim if self.approximated else 0)
-        pairs_width = self.pairs(run_config) * (self.qk_dim + self.v_dim)
-        return 2 * run_config.batch * self.heads * (pairs_width + self._block_mean_pairs(run_config) * mean_width)
+        pair_products = self.pairs(run_config) * (self.qk_dim + self.v_dim)
+        return 2 * run_config.batch * self.heads * (pair_products + self._block_mean_pairs(run_config) * mean_width)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         pair_count = add(self.pairs(run_config), self._block_mean_pairs(run_config) if self.approximated else 0)
@@ -232,9 +232,9 @@ class EntryAttentionCore(AttentionCore):
         return self._unlimited_pairs(tokens)
 
     def _unlimited_pairs(self, tokens: Number) -> Number:
-        entries = floor_div(tokens, self.tokens_per_entry)
-        return self.tokens_per_entry * exact_div(entries * (entries - 1), 2) + entries * (
-            tokens - self.tokens_per_entry * entries + 1
+        entry_count = floor_div(tokens, self.tokens_per_entry)
+        return self.tokens_per_entry * exact_div(entry_count * (entry_count - 1), 2) + entry_count * (
+            tokens - self.tokens_per_entry * entry_count + 1
         )
 
     def pairs(self, run_config: RunConfig) -> Number:

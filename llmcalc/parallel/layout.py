@@ -92,11 +92,11 @@ class Layout:
             raise InputError(f"--etp: {self.etp}; expected a positive whole number")
         if self.zero not in get_args(Zero):
             raise InputError(f"--zero: {self.zero}; expected 1, 2 or 3")
-        stage_ranks = self.tp * self.cp * self.dp
-        if stage_ranks % (self.ep * self.expert_tp):
+        ranks_per_stage = self.tp * self.cp * self.dp
+        if ranks_per_stage % (self.ep * self.expert_tp):
             raise ImpossibleLayout(
                 f"--ep {self.ep} with --etp {self.expert_tp}: {self.ep * self.expert_tp} does not divide "
-                f"tp · cp · dp = {stage_ranks}; expected a divisor"
+                f"tp · cp · dp = {ranks_per_stage}; expected a divisor"
             )
         if self.dp % self.hsdp_replicas:
             raise ImpossibleLayout(
@@ -309,11 +309,11 @@ def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_nam
     Transformer Engine asserts it of a rank's heads (context_parallel.py, `AttnFuncWithCPAndQKVOA2A`).
     head_counts: heads of the model. option_names: those of the exchange and of the number of ranks.
     """
-    rank_heads = [max(1, head_count // tp) for head_count in head_counts]
-    if any(heads % cp for heads in rank_heads):
+    heads_per_rank = [max(1, head_count // tp) for head_count in head_counts]
+    if any(heads % cp for heads in heads_per_rank):
         exchange_option, ranks_option = option_names
         raise InputError(
-            f"{exchange_option} a2a: {ranks_option} {cp} does not divide the {' and '.join(map(str, rank_heads))} "
+            f"{exchange_option} a2a: {ranks_option} {cp} does not divide the {' and '.join(map(str, heads_per_rank))} "
             f"heads of queries and keys of a rank; expected a divisor of both, or {exchange_option} p2p"
         )
 

@@ -167,7 +167,7 @@ class LayoutRequest:
 
     @property
     def has_all_sizes(self) -> bool:
-        """Whether the typed sizes of groups, some above 1, make up the typed devices: no size is left to choose."""
+        """Whether the typed group sizes, some above 1, multiply to the typed number of devices."""
         replicas = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
         return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replicas > 1
 

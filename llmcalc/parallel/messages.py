@@ -136,10 +136,10 @@ def rank_messages(
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
-    run_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
+    pass_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
-        for collective in _program_collectives(stage_chunk.program, run_config, *run_options):
+        for collective in _program_collectives(stage_chunk.program, run_config, *pass_options):
             repetitions = collective.repetitions * stage_chunk.micro_batches
             messages.append(
                 Message(
@@ -152,7 +152,7 @@ def rank_messages(
             )
         messages += _loss_messages(layout, stage_chunk, run_config)
         messages += _pipeline_messages(layout, stage_chunk, run_config, element_bytes)
-    messages += _tensor_group_gradients(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
+    messages += _tensor_group_messages(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
     messages += _data_messages(layout, stage_chunks, extra_parts, gradients, element_bytes)
     messages += _embedding_messages(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
     return _merge_equal(messages)
@@ -233,7 +233,7 @@ def _pipeline_messages(
 # --- per step --------------------------------------------------------------------------------------------------------
 
 
-def _tensor_group_gradients(
+def _tensor_group_messages(
     spec: ModelSpec,
     layout: Layout,
     stage_chunks: list[StageChunk],

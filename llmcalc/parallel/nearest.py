@@ -110,7 +110,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
-    experts = routed_experts(spec)
+    expert_count = routed_experts(spec)
     axes = model_axes(spec)
     requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
     if layout_request.fsdp is not None:
@@ -126,37 +126,39 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
             return False
         return True
 
-    expert_sizes = divisors(experts) if experts else [1]
-    ep_sizes = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
+    expert_sizes = divisors(expert_count) if expert_count else [1]
+    ep_sizes = (
+        [1] if layout_request.ep is None or not expert_count else _nearest_sizes(requested_sizes["ep"], expert_sizes)
+    )
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
-    tensor_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
-    tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
+    tensor_parallel_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
+    tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_parallel_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
     stage_counts = range(1, min(layer_count, FAR * requested_sizes["pp"]) + 1)
     pp_sizes = _nearest_sizes(
         requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layer_count))
     )
     chunk_counts = range(1, min(layer_count, FAR * requested_sizes["vpp"]) + 1)
     vpp_sizes = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
-    for group_sizes in product(tp_sizes, pp_sizes, vpp_sizes, ep_sizes):
-        size_table: dict[str, Any] = dict(
-            zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
+    for size_choice in product(tp_sizes, pp_sizes, vpp_sizes, ep_sizes):
+        group_sizes: dict[str, Any] = dict(
+            zip(("tp", "pp", "vpp", "ep"), size_choice, strict=True), cp=requested_sizes["cp"]
         )
-        if size_table["pp"] * size_table["vpp"] > layer_count or (size_table["vpp"] > 1 and size_table["pp"] == 1):
+        if group_sizes["pp"] * group_sizes["vpp"] > layer_count or (group_sizes["vpp"] > 1 and group_sizes["pp"] == 1):
             continue
         for etp in (
-            {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
+            {layout_request.etp or group_sizes["tp"], 1} if group_sizes["ep"] > 1 or layout_request.etp else {None}
         ):
-            for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
-                nearby_sizes = size_table | {"dp": dp, "etp": etp}
+            for dp in _replica_counts(layout_request, requested_sizes["dp"], group_sizes, etp or group_sizes["tp"]):
+                nearby_sizes = group_sizes | {"dp": dp, "etp": etp}
                 layout = _layout_of_sizes(layout_request, layer_count, requested_sizes, nearby_sizes)
                 if layout is not None:
                     yield _layout_distance(layout_request, requested_sizes, nearby_sizes, layout), layout
 
 
-def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
-    """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
+def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *added_sizes: int) -> list[int]:
+    """Returns the `FEW` possible group sizes nearest to a size, and `added_sizes`."""
     return sorted(
-        {*sorted(possible_sizes, key=lambda size: (abs(log2(size / requested_size)), size))[:FEW], *extra_sizes}
+        {*sorted(possible_sizes, key=lambda size: (abs(log2(size / requested_size)), size))[:FEW], *added_sizes}
     )
 
 
@@ -185,17 +187,17 @@ def _replica_counts(layout_request: LayoutRequest, dp: int, group_sizes: dict[st
 
 
 def _layout_of_sizes(
-    layout_request: LayoutRequest, layers: int, requested_sizes: dict[str, int], group_sizes: dict[str, Any]
+    layout_request: LayoutRequest, layer_count: int, requested_sizes: dict[str, int], group_sizes: dict[str, Any]
 ) -> Layout | None:
     """Returns the layout with the given group sizes and the requested options; None if impossible."""
     pp, vpp = group_sizes["pp"], group_sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = layout_request.pp_layout
-    if pp_layout is None or len(pp_layout) != stage_count or sum(pp_layout) != layers:
-        is_even = layers % stage_count == 0
+    if pp_layout is None or len(pp_layout) != stage_count or sum(pp_layout) != layer_count:
+        is_even = layer_count % stage_count == 0
         if not is_even and (pp, vpp) != (requested_sizes["pp"], requested_sizes["vpp"]):
             return None
-        pp_layout = None if is_even else even_stage_sizes(layers, stage_count)
+        pp_layout = None if is_even else even_stage_sizes(layer_count, stage_count)
     layout_options: dict[str, Any] = {"hsdp_replicas": layout_request.hsdp_replicas or 1}
     for option_name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
         if getattr(layout_request, option_name) is not None:

@@ -171,16 +171,16 @@ class PlacementTracker:
             self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
             if program_item.first_input is not None:
                 self._reduce_partial_sum(program_item.first_input)
-            message_count = len(self.messages)
+            first_message_index = len(self.messages)
             self._run_items(program_item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.where, self.repeats = item_path, scope_repeats
             if program_item.first_input is not None and program_item.output is not None:
                 self._reduce_partial_sum(program_item.output)
             if item_attributes.get("kind") == "layer":
-                self._repeat_recomputed(message_count, program_item)
+                self._repeat_recomputed_messages(first_message_index, program_item)
 
-    def _repeat_recomputed(self, first_message_index: int, layer: ModuleScope) -> None:
+    def _repeat_recomputed_messages(self, first_message_index: int, layer: ModuleScope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
 
         first_message_index: number of messages before the layer. The newer form of checkpointing stops at the last
@@ -197,13 +197,13 @@ class PlacementTracker:
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        message_end_index = len(self.messages) if recompute.reentrant else self.last_saved
+        end_message_index = len(self.messages) if recompute.reentrant else self.last_saved
         layer_indices, layer_repeats = layer.node_fields["indices"], layer.node_fields["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
-        for message in self.messages[first_message_index:message_end_index]:
+        for message in self.messages[first_message_index:end_message_index]:
             if not message.is_backward:
-                message_count = exact_div(times(message.repetitions, recomputed_count), layer_repeats)
-                self.messages.append(message._replace(is_backward=True, repetitions=message_count))
+                repetitions = exact_div(times(message.repetitions, recomputed_count), layer_repeats)
+                self.messages.append(message._replace(is_backward=True, repetitions=repetitions))
 
     def _add_message(
         self,
@@ -212,12 +212,12 @@ class PlacementTracker:
         process_group: Group = "tp",
         is_backward: bool = False,
         element_count: Number = None,
-        messages: int = 1,
+        message_count: int = 1,
     ) -> None:
         """Adds the collective message for a tensor.
 
         element_count: elements per row, by default those of the value.
-        messages: number of equal messages, 1 by default.
+        message_count: number of equal messages, 1 by default.
         """
         if is_backward and not self.has_gradient:
             return
@@ -228,9 +228,9 @@ class PlacementTracker:
         message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.element_bytes
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
-        message_count = times(self.repeats, messages)
+        repetitions = times(self.repeats, message_count)
         self.messages.append(
-            Collective(self.where, collective_kind, process_group, ranks, is_backward, message_bytes, message_count)
+            Collective(self.where, collective_kind, process_group, ranks, is_backward, message_bytes, repetitions)
         )
 
     def _gather_whole_value(self, recorded_value: Value, process_group: Group = "tp") -> None:
@@ -296,8 +296,10 @@ class PlacementTracker:
         ):
             elements_per_mean = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
             for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
-                elements = elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
-                self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements)
+                elements_per_row = (
+                    elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
+                )
+                self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements_per_row)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
         if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
@@ -411,8 +413,8 @@ def _has_undivided_norm_groups(operation: Step) -> bool:
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 
 
-def has_tokens(value_rows: Rows) -> bool:
+def has_tokens(row_axis: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
-    return isinstance(value_rows, (TokenRows, SourceTokenRows)) or (
-        isinstance(value_rows, RoutedRows) and has_tokens(value_rows.source_rows)
+    return isinstance(row_axis, (TokenRows, SourceTokenRows)) or (
+        isinstance(row_axis, RoutedRows) and has_tokens(row_axis.source_rows)
     )

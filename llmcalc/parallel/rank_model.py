@@ -126,7 +126,7 @@ class RankModel(ModelSpec):
     def _is_copied_on_tp_ranks(
         self, node_position: NodePosition, element_count: Number, undivided_count: Number
     ) -> bool:
-        """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
+        """Whether tensor-parallel ranks have equal tensors. element_count, undivided_count: on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
             return bool(op.ranks * op.ranks_per_expert < tp)

@@ -235,13 +235,13 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[ModuleScope]:
+    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[ModuleScope]:
         self.path.append(scope_name)
         rank_axes = self.rank_axes
-        if self.whole_towers and about.get("optional") == TOWERS.name:
+        if self.whole_towers and node_fields.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(scope_name, is_counted_whole=is_counted_whole, **about) as scope:
+            with super().scope(scope_name, is_counted_whole=is_counted_whole, **node_fields) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -333,12 +333,10 @@ class RankFlow(Flow):
         table_weight.is_counted = True
 
     def table(self, node_name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
-        rows_of_table, weight = super().table(
-            node_name, self.part_on_rank(rows), *map(self.part_on_rank, dim), **options
-        )
+        embeddings, weight = super().table(node_name, self.part_on_rank(rows), *map(self.part_on_rank, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
-        return rows_of_table, weight
+        return embeddings, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
         """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
@@ -370,7 +368,7 @@ class RankFlow(Flow):
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
-        first_layer_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
+        first_item_index = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.has_embedding:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
@@ -378,7 +376,7 @@ class RankFlow(Flow):
             if stage_layer_indices
             else x
         )
-        self.layer_items = range(first_layer_item, len(self.root.items))
+        self.layer_items = range(first_item_index, len(self.root.items))
         return self.exit
 
     def remove_other_stages(self) -> None:
@@ -552,12 +550,12 @@ def cached_rank_program(
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
     """
-    experts, coordinates = layout.ep * layout.expert_tp, layout.coordinates(rank)
+    expert_ranks, coordinates = layout.ep * layout.expert_tp, layout.coordinates(rank)
     layout_of_sizes = Layout(
         tp=layout.tp,
         pp=layout.pp,
         cp=layout.cp,
-        dp=experts,
+        dp=expert_ranks,
         ep=layout.ep,
         etp=layout.expert_tp,
         sequence_parallel=layout.sequence_parallel,

@@ -90,11 +90,11 @@ class Pipeline:
         """The number of stages that a micro-batch passes through."""
         return self.ranks if self.is_bidirectional else self.ranks * self.chunk_count
 
-    def stage(self, rank: int, chunk: int) -> int:
+    def stage(self, rank: int, chunk_index: int) -> int:
         """Returns the stage index of a rank's chunk in the order of a micro-batch."""
         if self.is_bidirectional:
-            return self.ranks - 1 - rank if chunk else rank
-        return chunk * self.ranks + rank
+            return self.ranks - 1 - rank if chunk_index else rank
+        return chunk_index * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Returns the rank that runs a stage for a micro-batch."""
@@ -135,11 +135,11 @@ class Pipeline:
                 ("W", chunk_index): -awaiting_weights,
             }
         rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
-        chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
-        peak_count = max(chunks_in_flight)
-        pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
+        weights_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
+        peak_weight = max(weights_in_flight)
+        pass_counts = Counter(rank_passes[: weights_in_flight.index(peak_weight) + 1])
         chunks = range(self.chunk_count)
-        return peak_count, InFlightCounts(
+        return peak_weight, InFlightCounts(
             tuple(
                 pass_counts["F", chunk_index] - pass_counts["B", chunk_index] - pass_counts["I", chunk_index]
                 for chunk_index in chunks
@@ -295,13 +295,15 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     counts_by_pass: Counter[tuple[Kind, int]] = Counter()
     delayed_actions: list[PassAction] = []  # backward passes of weights, first in first out
 
-    def add_action(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
+    def add_action(action_kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk_index = direction ^ (rank >= half_ranks)
-        pass_kind: Kind = "F" if kind == "F" else "B"
+        pass_kind: Kind = "F" if action_kind == "F" else "B"
         pass_index = counts_by_pass[pass_kind, chunk_index]
         counts_by_pass[pass_kind, chunk_index] += 1
-        rank_actions.append(PassAction(kind, chunk_index, pass_index + chunk_index * half_microbatches, is_overlapped))
-        if kind == "I":
+        rank_actions.append(
+            PassAction(action_kind, chunk_index, pass_index + chunk_index * half_microbatches, is_overlapped)
+        )
+        if action_kind == "I":
             delayed_actions.append(PassAction("W", chunk_index, pass_index + chunk_index * half_microbatches))
 
     def add_overlapped_passes(forward_direction: int, backward_direction: int) -> None:

@@ -90,14 +90,14 @@ def search_layouts(
     """
     _check_request(layout_rules, layout_request)
     layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
+    expert_count, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
     if not tries_variants and (typed_layout := _typed_layout(layout_rules, layout_request)) is not None:
         layout_search = LayoutSearch()
         _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
         if layout_search.possible_layouts:
             return layout_search
-    if not experts and (layout_request.ep or 1) > 1:
+    if not expert_count and (layout_request.ep or 1) > 1:
         raise InputError(f"--ep {layout_request.ep}: the model has no routed experts to divide; remove it")
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
@@ -113,7 +113,7 @@ def search_layouts(
                 layout_search.refusal_counts[SEQUENCE] += 1
                 continue
             dp = devices // (tp * cp * pp)
-            for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
+            for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(expert_count, tp * cp * dp)):
                 group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
                 if not _matches_request(layout_request, group_sizes) or not _follows_layout_rules(
                     layout_rules, group_sizes
@@ -126,13 +126,15 @@ def search_layouts(
                     layout_search.refusal_counts[NO_REPLICAS] += 1
                     continue
                 try:
-                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layer_count, layout_request)
+                    layout = _layout_of_sizes(
+                        layout_rules, group_sizes, bool(expert_count), layer_count, layout_request
+                    )
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                for layout_of_stage in _zero_stage_variants(layout, layout_rules, layout_request):
+                for layout_variant in _zero_stage_variants(layout, layout_rules, layout_request):
                     _try_layout(
-                        layout_search, axes, layer_count, layout_of_stage, global_batch, micro_batch, layout_rules
+                        layout_search, axes, layer_count, layout_variant, global_batch, micro_batch, layout_rules
                     )
         return layout_search
 
@@ -165,8 +167,8 @@ def _zero_stage_variants(
         or any(getattr(layout_request, option_name) is not None for option_name in zero_option_names)
     ):
         return
-    for stage in layout_rules.other_zero_stages:
-        yield replace(layout, zero=stage)
+    for zero_stage in layout_rules.other_zero_stages:
+        yield replace(layout, zero=zero_stage)
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
@@ -283,12 +285,12 @@ def _layout_of_sizes(
     layout_rules: LayoutRules,
     group_sizes: dict[str, int],
     has_experts: bool,
-    layers: int,
+    layer_count: int,
     layout_request: LayoutRequest,
 ) -> Layout | None:
     """Returns the layout of these group sizes; None if a stage has no layers."""
     stage_count = group_sizes["pp"] * group_sizes["vpp"]
-    if stage_count > layers:
+    if stage_count > layer_count:
         return None
     has_replicas = group_sizes["dp"] * group_sizes["cp"] > 1
     zero_stage = (
@@ -307,7 +309,7 @@ def _layout_of_sizes(
         ep=group_sizes["ep"],
         etp=1 if has_experts and layout_rules.keeps_experts_whole else None,
         pp_layout=layout_request.pp_layout
-        or (None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count)),
+        or (None if layer_count % stage_count == 0 else even_stage_sizes(layer_count, stage_count)),
         sequence_parallel=group_sizes["tp"] > 1 and layout_rules.sequence_parallel,
         zero=cast(Zero, zero_stage) if has_replicas else 0,
         schedule="interleaved" if group_sizes["vpp"] > 1 else "1f1b",
@@ -320,7 +322,7 @@ def _layout_of_sizes(
     if layout_rules.keeps_gathered_weights(layout.pp, layout.zero):
         layout_options.setdefault("reshard", False)
     layout = replace(layout, **layout_options)
-    layers_of_stages(layout, layers)  # raises where they do not add up to the model's
+    layers_of_stages(layout, layer_count)  # raises where they do not add up to the model's
     if layout_request.prefetch is not None or layout_request.reshard is not None:
         layout_request.check_zero_options(layout)
     return layout
@@ -357,9 +359,9 @@ def _try_layout(
 def even_stage_sizes(layer_count: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layer_count, stage_count)
-    first_stage_with_more = (stage_count - remainder) // 2
+    first_larger_stage = (stage_count - remainder) // 2
     return tuple(
-        layers_per_stage + (first_stage_with_more <= stage_index < first_stage_with_more + remainder)
+        layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
         for stage_index in range(stage_count)
     )
 
@@ -393,6 +395,6 @@ def routed_experts(spec: ModelSpec) -> int:
     return max(expert_counts, default=0)
 
 
-def _expert_groups(experts: int, ranks: int) -> list[int]:
+def _expert_groups(expert_count: int, ranks: int) -> list[int]:
     """Returns the sizes of expert-parallel groups that divide the experts."""
-    return divisors(math.gcd(experts, ranks)) if experts else [1]
+    return divisors(math.gcd(expert_count, ranks)) if expert_count else [1]

@@ -87,7 +87,7 @@ def _weight_shards(
                 has_expert_groups,
             )
         elif scope_item.op is not None and "params" in scope_item.op.effects:
-            expert = (
+            is_expert = (
                 has_expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
             )
             is_head_norm = (
@@ -96,7 +96,7 @@ def _weight_shards(
                 and not is_divided(scope_item.options["over"])
             )
             for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]
-                yield WeightShard(child_path, tensor, module_count, expert, is_head_norm)
+                yield WeightShard(child_path, tensor, module_count, is_expert, is_head_norm)
 
 
 def shard_rows(row_count: int, ranks: int, rank_index: int) -> int:

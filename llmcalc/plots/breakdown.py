@@ -48,7 +48,11 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
-    return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
+    return [
+        (part_key, seconds)
+        for part_key, seconds in timed_run.seconds_by_part.items()
+        if seconds and part_key != "layer waits"
+    ]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
@@ -65,8 +69,8 @@ def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNod
     seconds_by_bound = {
         bound: sum(node.seconds_by_bound[bound] for node in small_nodes) for bound in small_nodes[0].seconds_by_bound
     }
-    total_seconds = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), seconds_by_bound=seconds_by_bound)
-    return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", total_seconds)]
+    summed_node = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), seconds_by_bound=seconds_by_bound)
+    return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", summed_node)]
 
 
 def _format_time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
@@ -83,10 +87,8 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = duration_unit(timed_run.seconds)
     seconds_per_unit, bar_start = FACTORS[time_unit], 0.0
-    for time_bound, seconds in timed_run.bounds.items():
-        ax.barh(
-            0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[time_bound], height=HEIGHT
-        )
+    for bound, seconds in timed_run.bounds.items():
+        ax.barh(0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[bound], height=HEIGHT)
         bar_start += seconds
     low_end, high_end = (
         float(timed_run.time_range.low) / seconds_per_unit,
@@ -98,7 +100,13 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     for row_index, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)
         bar_start += seconds
-        ax.text(bar_start / seconds_per_unit, row_index, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
+        ax.text(
+            bar_start / seconds_per_unit,
+            row_index,
+            f"  {_time_and_percentage_text(seconds, timed_run)}",
+            va="center",
+            color=INK,
+        )
     _format_time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
@@ -106,21 +114,31 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
 def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNode]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     time_unit = duration_unit(node_bars[0][1].seconds)
-    unit_factor = FACTORS[time_unit]
+    seconds_per_unit = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
-        for time_bound, seconds in node.seconds_by_bound.items():
+        for bound, seconds in node.seconds_by_bound.items():
             ax.barh(
-                row_index, seconds / unit_factor, left=bar_start / unit_factor, color=BOUNDS[time_bound], height=HEIGHT
+                row_index,
+                seconds / seconds_per_unit,
+                left=bar_start / seconds_per_unit,
+                color=BOUNDS[bound],
+                height=HEIGHT,
             )
             bar_start += seconds
-        ax.text(bar_start / unit_factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
+        ax.text(
+            bar_start / seconds_per_unit,
+            row_index,
+            f"  {_time_and_percentage_text(node.seconds, timed_run)}",
+            va="center",
+            color=INK,
+        )
     _format_time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
-    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / unit_factor)
+    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / seconds_per_unit)
     _draw_legend(ax, timed_run)
 
 
-def _share_text(seconds: float, timed_run: TimedRun) -> str:
+def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
     """Writes a time and its percentage of the run's time: `4.1 ms, 25 %`."""
     return f"{duration_text(seconds, digit_count=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
 
@@ -128,8 +146,8 @@ def _share_text(seconds: float, timed_run: TimedRun) -> str:
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    time_bounds = [time_bound for time_bound, seconds in timed_run.bounds.items() if seconds]
-    legend_patches = [Patch(color=BOUNDS[time_bound], label=BOUND_NAMES[time_bound]) for time_bound in time_bounds]
+    bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
+    legend_patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():
         ax.figure.legend(handles=legend_patches, loc="outside lower center", ncols=len(legend_patches), **patch_style)

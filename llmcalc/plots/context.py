@@ -121,7 +121,7 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
         zip(model_curves, curve_ends, label_heights, strict=True)
     ):
         colour = curve_style(curve_index).colour
-        curve_line = {
+        connecting_line = {
             "arrowstyle": "-",
             "color": colour,
             "linewidth": 0.6,
@@ -138,7 +138,7 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
             fontsize=9,
             color=colour,
             annotation_clip=False,
-            arrowprops=curve_line,
+            arrowprops=connecting_line,
         )
 
 

@@ -79,7 +79,7 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
 
 
 def _is_within_width(path: TextPath, width_points: float) -> bool:
-    """Whether a path is at most so wide. Its curves lie between their control points, which are quick to compare."""
+    """Whether a path is at most this wide. Its curves lie between their control points, which are quick to compare."""
     control_points = path.vertices[path.codes != path.CLOSEPOLY][:, 0]
     if not len(control_points) or control_points.max() - control_points.min() <= width_points:
         return True

@@ -64,8 +64,8 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
     """
     sorted_indices = sorted(range(len(wanted_heights)), key=wanted_heights.__getitem__)
     label_blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
-    for rank, point_index in enumerate(sorted_indices):
-        mean_height, label_count = wanted_heights[point_index] - rank * least_distance, 1
+    for sorted_index, point_index in enumerate(sorted_indices):
+        mean_height, label_count = wanted_heights[point_index] - sorted_index * least_distance, 1
         while label_blocks and label_blocks[-1][0] >= mean_height:
             lower_height, lower_count = label_blocks.pop()
             mean_height, label_count = (
@@ -76,8 +76,8 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
     mean_heights = [mean_height for mean_height, label_count in label_blocks for _ in range(label_count)]
     highest_start = max(1 - (len(sorted_indices) - 1) * least_distance, 0.0)
     label_heights = [0.0] * len(sorted_indices)
-    for rank, (point_index, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
-        label_heights[point_index] = min(max(mean_height, 0.0), highest_start) + rank * least_distance
+    for sorted_index, (point_index, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
+        label_heights[point_index] = min(max(mean_height, 0.0), highest_start) + sorted_index * least_distance
     return label_heights
 
 

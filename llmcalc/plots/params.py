@@ -44,14 +44,14 @@ def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | Non
 def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row_index, (_, parameter_counts) in enumerate(counts_by_model):
-        component_sizes = {
+        count_by_component = {
             component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
         }
-        named_parts = [(component, component_sizes.get(component, 0)) for component in COMPONENTS]
+        component_counts = [(component, count_by_component.get(component, 0)) for component in COMPONENTS]
         bar_start = 0.0
         for component, parameter_count in (
-            *named_parts,
-            ("other", int(parameter_counts.total) - sum(parameter_count for _, parameter_count in named_parts)),
+            *component_counts,
+            ("other", int(parameter_counts.total) - sum(parameter_count for _, parameter_count in component_counts)),
         ):
             total_fraction = parameter_count / int(parameter_counts.total)
             if not total_fraction:
@@ -70,11 +70,11 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
                 label=legend_label,
             )
             if total_fraction >= (2.5 if is_narrow() else 1) * LEGIBLE:
-                share_text = f"{100 * total_fraction:.0f} %"
+                percentage_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
                     row_index,
-                    share_text,
+                    percentage_text,
                     ha="center",
                     va="center",
                     fontsize=8.5,

@@ -66,7 +66,9 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
             legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _label_node_points(ax, list(zip((run for run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
+    _label_node_points(
+        ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points
+    )
     return figure
 
 
@@ -149,11 +151,13 @@ def _label_node_points(
         marker_radius = math.sqrt(_marker_area(time_share) / math.pi)
         point_radii.setdefault(nearest_point, marker_radius)  # of the slowest, which is drawn the largest
         names_by_point.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
-    pass_words = [
-        first_point if not other_points else f"{first_point} and {len(other_points)} more"
-        for first_point, *other_points in names_by_point.values()
+    point_labels = [
+        first_name if not other_names else f"{first_name} and {len(other_names)} more"
+        for first_name, *other_names in names_by_point.values()
     ]
-    label_points(ax, list(names_by_point), pass_words, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values()))
+    label_points(
+        ax, list(names_by_point), point_labels, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values())
+    )
 
 
 def _marker_area(time_share: float) -> float:

@@ -69,7 +69,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
             )
             label_text = str(micro_batch)
             if (pass_end - pass_start) * axes_inches > DIGIT * len(label_text):
-                x, y, letter_size = (
+                x, y, font_size = (
                     (pass_start + pass_end) / 2,
                     lower_edge + bar_height / 2,
                     8 if bar_height == HEIGHT else 7,
@@ -81,7 +81,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                     label_text,
                     ha="center",
                     va="center",
-                    size=letter_size,
+                    size=font_size,
                     color=palette.INK,
                     bbox=text_background,
                 )
@@ -109,10 +109,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    shade_legend = {1: "", 2: "; paler: of the second chunk"}.get(
+    shade_text = {1: "", 2: "; paler: of the second chunk"}.get(
         timetable.pipeline.chunk_count, "; paler: of later chunks"
     )
-    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_legend}", 2.4))
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_text}", 2.4))
     _draw_legend(ax, timetable)
 
 
@@ -136,14 +136,14 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
-    weight_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
+    weight_gradient_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
     ax.barh(ranks, backward_counts, height=HEIGHT, color=palette.FAINT)
-    if any(weight_counts):
+    if any(weight_gradient_counts):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(
             ranks,
-            weight_counts,
+            weight_gradient_counts,
             left=backward_counts,
             height=HEIGHT,
             color=colour,

@@ -54,7 +54,7 @@ def _draw_curves(
     cache_axes: Axes, flops_axes: Axes, model_name: str, shape_study: ShapeStudy, line_style: CurveStyle
 ) -> None:
     """Draws the shapes of one study in both panels, from deepest to widest."""
-    sorted_shapes = sorted(shape_study.shapes, key=lambda shape: shape.stack.aspect_ratio)
+    sorted_shapes = sorted(shape_study.shapes, key=lambda model_shape: model_shape.stack.aspect_ratio)
     aspect_ratios = [model_shape.stack.aspect_ratio for model_shape in sorted_shapes]
     for ax, curve_values in (
         (cache_axes, [model_shape.kv_bytes_per_token for model_shape in sorted_shapes]),
@@ -71,7 +71,9 @@ def _draw_curves(
             label=escape_label(model_name),
         )
         target_points = [
-            (x, y) for x, y, shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True) if shape.is_target
+            (x, y)
+            for x, y, model_shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True)
+            if model_shape.is_target
         ]
         for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)

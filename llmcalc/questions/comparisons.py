@@ -164,7 +164,7 @@ class ShapeQuestion:
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
         """Raises `InputError` if `--set` sets a size that another option sets or that the search varies."""
-        values_by_field = {
+        options_by_field = {
             "head_dim": ("--head-dim", self.head_dim),
             "num_key_value_heads": ("--kv-ratio", self.kv_ratio),
             "intermediate_size": ("--ffn-ratio", self.ffn_ratio),
@@ -173,7 +173,7 @@ class ShapeQuestion:
         }
         for override in overrides:
             field_name = override.partition("=")[0].strip().rpartition(".")[2]
-            option_name, option_value = values_by_field.get(field_name, ("", None))
+            option_name, option_value = options_by_field.get(field_name, ("", None))
             if option_value is not None:
                 raise InputError(
                     f"{option_name} and --set {override.strip()}: both set {field_name}; expected one of them"

@@ -34,13 +34,13 @@ def ask_cost(
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
-        expected_options = (
+        expected_text = (
             "one of the two"
             if options.tokens is not None
             else "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
         )
         raise InputError(
-            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
+            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_text}"
         )
     run_question.require_one_accelerator()
     hardware = run_question.hardware
@@ -85,22 +85,22 @@ def _training_cost(
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * run_question.settings.seq
     step_count = -(-options.tokens // step_tokens)
-    time_estimate: dict[str, Any] = {"is_measured": True}
+    estimate_fields: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
         step_seconds = RangedAmount.without_range(options.step)
         run_seconds = step_seconds.scaled_by(step_count)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-        layout_plan = fastest_plan(run_question, time_options, batch)
-        seconds = layout_plan.step_time_range(layout_plan.ranked_layouts.feasible[0])
+        plan = fastest_plan(run_question, time_options, batch)
+        seconds = plan.step_time_range(plan.ranked_layouts.feasible[0])
         assert seconds is not None
-        assert layout_plan.training_times is not None
+        assert plan.training_times is not None
         step_seconds = seconds.amount
-        time_estimate = {
+        estimate_fields = {
             "time_range": seconds,
-            "stack_title": layout_plan.training_times.stack.title,
-            "plan": layout_plan,
-            "added_options": " ".join(added_options(run_question, layout_plan).values())
+            "stack_title": plan.training_times.stack.title,
+            "plan": plan,
+            "added_options": " ".join(added_options(run_question, plan).values())
             if run_question.layout.has_all_sizes
             else "",
         }
@@ -114,7 +114,7 @@ def _training_cost(
         step_sequences=batch,
         assumed_options=tuple(assumed_options),
         is_pretraining=has_usual_steps,
-        **time_estimate,
+        **estimate_fields,
     )
 
 
@@ -182,21 +182,21 @@ def _serving_cost(
             nic=options.nic,
         ),
     )
-    server_search = server_study.find_servers()
-    if server_search.chosen is None:
-        refusal_text = ", ".join(server_search.rejection_counts)
+    studied_servers = server_study.find_servers()
+    if studied_servers.chosen is None:
+        refusal_text = ", ".join(studied_servers.rejection_counts)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_text}")
-    load_point = server_search.chosen.point
+    load_point = studied_servers.chosen.point
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
-        fewer_at_once = replace(options, concurrency=options.requests)
-        return _serving_cost(run_question, fewer_at_once, watts, hourly_price)
+        limited_options = replace(options, concurrency=options.requests)
+        return _serving_cost(run_question, limited_options, watts, hourly_price)
     cost = Cost(
         load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
         load_point.devices,
         watts,
         hourly_price,
     )
-    chosen_server = server_search.servers[server_search.chosen.index]
+    chosen_server = studied_servers.servers[studied_servers.chosen.index]
     return RunCost(
         cost,
         requests=options.requests,

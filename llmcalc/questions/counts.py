@@ -65,10 +65,12 @@ class ParamsQuestion:
         from ..costs.params import params
         from ..reports.params import Params
 
-        rank_share = _selected_rank(self.rank, preset.model, lambda model: params(model, self.include).total, "holds")
-        parameter_count = params(preset.model if rank_share is None else rank_share.model, self.include)
+        selected_rank = _selected_rank(
+            self.rank, preset.model, lambda model: params(model, self.include).total, "holds"
+        )
+        parameter_count = params(preset.model if selected_rank is None else selected_rank.model, self.include)
         return Params.of_result(
-            parameter_count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft)
+            parameter_count, preset=preset, share=selected_rank, draft=_draft_of_target(preset, self.draft)
         )
 
 
@@ -233,22 +235,24 @@ class FlopsQuestion:
             run_config = run_config.with_workload(
                 **{lengthened_field: getattr(run_config.workload, lengthened_field) + added_tokens}
             )
-        rank_share = _selected_rank(
+        selected_rank = _selected_rank(
             self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
         )
-        if rank_share is None:
+        if selected_rank is None:
             flop_count = flops(preset.model, run_config, self.include, inputs)
         else:
-            flop_count = flops(rank_share.model, rank_share.run_config(run_config), self.include)
+            flop_count = flops(selected_rank.model, selected_rank.run_config(run_config), self.include)
         if self.measured is not None and self.measured.is_given:
-            pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
-            return Flops.of_result(flop_count, preset=preset, utilization=self.measured.compare(pass_flops, flop_count))
+            model_flop_count = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
+            return Flops.of_result(
+                flop_count, preset=preset, utilization=self.measured.compare(model_flop_count, flop_count)
+            )
         workload = run_config.workload
         draft = _draft_of_target(
             preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
-            return Flops.of_result(flop_count, preset=preset, share=rank_share, draft=draft)
+            return Flops.of_result(flop_count, preset=preset, share=selected_rank, draft=draft)
         from ..studies.flop_rules import flop_rules_for
 
         return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft)
@@ -291,11 +295,18 @@ class CacheQuestion:
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
-        rank_share = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
-        cache_size = cache(preset.model if rank_share is None else rank_share.model)
-        sequences = {"batch": cache_size.workload.batch, "seq": cache_size.workload.seq, "kv_dtype": self.kv_dtype}
+        selected_rank = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
+        cache_size = cache(preset.model if selected_rank is None else selected_rank.model)
+        sequence_fields = {
+            "batch": cache_size.workload.batch,
+            "seq": cache_size.workload.seq,
+            "kv_dtype": self.kv_dtype,
+        }
         return Cache.of_result(
-            cache_size, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft, **sequences)
+            cache_size,
+            preset=preset,
+            share=selected_rank,
+            draft=_draft_of_target(preset, self.draft, **sequence_fields),
         )
 
 
@@ -347,9 +358,9 @@ class ExplainQuestion:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
         for setting_name, explained_quantities in APPLIES_TO.items():
             if getattr(self, setting_name) is not None and self.quantity not in explained_quantities:
-                option, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
+                option, quantities_text = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
                 raise InputError(
-                    f"{option}: only applies to {quantity_words}; expected --quantity {explained_quantities[0]} too"
+                    f"{option}: only applies to {quantities_text}; expected --quantity {explained_quantities[0]} too"
                 )
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
@@ -380,21 +391,32 @@ class ExplainQuestion:
         if quantity == "time":
             return self._time_answer(preset, seq)
         formula_setting = FormulaSetting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
-        rank_share = _selected_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
+        selected_rank = _selected_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 
-            training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
-            explanation = explain_activations(spec, self.node, formula_setting, training, self.include)
+            training_setting = TrainingSetting(
+                self.batch or 1, self.attn_implementation or "eager", self.recompute or "none"
+            )
+            explanation = explain_activations(spec, self.node, formula_setting, training_setting, self.include)
         else:
             explanation = explain(
-                spec if rank_share is None else rank_share.model, self.node, quantity, formula_setting, self.include
+                spec if selected_rank is None else selected_rank.model,
+                self.node,
+                quantity,
+                formula_setting,
+                self.include,
             )
         built_report = report(
-            preset, explanation, self.latex, as_records=has_raw_values, with_bibtex=self.bibtex, rank_share=rank_share
+            preset,
+            explanation,
+            self.latex,
+            as_records=has_raw_values,
+            with_bibtex=self.bibtex,
+            selected_rank=selected_rank,
         )
         if quantity == "kv" and self.node is None and not self.latex:
-            counted_model = spec if rank_share is None else rank_share.model
+            counted_model = spec if selected_rank is None else selected_rank.model
             built_report = built_report.with_document_entry(*self._whole_cache_value(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
 
@@ -427,7 +449,7 @@ class ExplainQuestion:
             raise InputError(
                 f"--phase decode: {preset.model.model_without_tokens} does not decode; expected prefill or training"
             )
-        software_stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
-        formulas = time_formulas(preset.model, self.node, hardware, software_stack, phase, batch, seq)
-        time_setting = {"node": self.node, "hardware": hardware.name, "stack": software_stack, "phase": phase}
-        return ReportedAnswer(formulas, lambda: report(preset, formulas, time_setting | {"batch": batch, "seq": seq}))
+        stack_name = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
+        formulas = time_formulas(preset.model, self.node, hardware, stack_name, phase, batch, seq)
+        formula_sizes = {"node": self.node, "hardware": hardware.name, "stack": stack_name, "phase": phase}
+        return ReportedAnswer(formulas, lambda: report(preset, formulas, formula_sizes | {"batch": batch, "seq": seq}))

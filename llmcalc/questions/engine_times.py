@@ -31,7 +31,7 @@ FIELDS_OF_CACHE = ("cache_type_k", "cache_type_v")
 
 
 def decoded_token_time(
-    preset: Preset, engine: Engine, version: EngineVersion, layout_option: EngineOption, users: int
+    preset: Preset, engine: Engine, version: EngineVersion, engine_option: EngineOption, users: int
 ) -> TimedRun | None:
     """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
 
@@ -41,29 +41,31 @@ def decoded_token_time(
     from ..studies.decoding import time_decoded_token
     from .usual_engines import layer_count, split_layout
 
-    engine_memory = layout_option.memory
+    engine_memory = engine_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
     cache_fields = (engine.field_of_option("--kv-dtype"), *FIELDS_OF_CACHE)
-    cache_words = {str(settings[field_name]) for field_name in cache_fields if field_name in settings} or {"auto"}
+    cache_formats = {str(settings[field_name]) for field_name in cache_fields if field_name in settings} or {"auto"}
     is_untimed = settings.get("quantization", "none") != "none" or any(
         word in field_name for field_name in settings for word in ("speculative", "draft")
     )
-    has_timed_cache = len(cache_words) == 1 and cache_words <= TIMED_CACHES.keys()
-    if not layout_option.serves_all_users or not has_timed_cache or is_untimed:
+    has_timed_cache = len(cache_formats) == 1 and cache_formats <= TIMED_CACHES.keys()
+    if not engine_option.serves_all_users or not has_timed_cache or is_untimed:
         return None
     if layout is None and not engine_memory.has_all_layers_on_devices:
         return None
     if layout is not None and layout.ep * layout.expert_tp > layout.tp:
         return None
-    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_words.pop()]}
-    chosen_formats = {field_name: name for field_name, name in settings_formats.items() if name is not None}
-    decoding_run = RunQuestion(
+    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_formats.pop()]}
+    chosen_formats = {
+        field_name: format_name for field_name, format_name in settings_formats.items() if format_name is not None
+    }
+    decoding_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
-        accelerators=(layout_option.hardware,),
+        accelerators=(engine_option.hardware,),
     )
-    run_memory = decoding_run.memory_on_one_device()
+    run_memory = decoding_question.memory_on_one_device()
     layout = layout or split_layout(layer_count(run_memory), engine_memory.devices, 1)
-    software_stack = engine.software_stack(parse_version(version.version), layout_option.hardware.vendor)
+    stack_name = engine.software_stack(parse_version(version.version), engine_option.hardware.vendor)
     users_of_replica = -(-users // layout.dp)
-    return time_decoded_token(run_memory, layout_option.hardware, layout, users_of_replica, software_stack)
+    return time_decoded_token(run_memory, engine_option.hardware, layout, users_of_replica, stack_name)

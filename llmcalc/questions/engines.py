@@ -84,7 +84,7 @@ class EngineQuestion:
         accelerator = find_hardware(self.hardware)
         for engine_text in self.engines:
             engine, version = engine_and_version(engine_text)
-            hardware = _served_accelerator(engine, accelerator)
+            hardware = _supported_accelerator(engine, accelerator)
             engine_flags = self.flags(engine)
             receipt = self.receipt_of_engine(engine, version)
             if receipt is not None:
@@ -119,9 +119,12 @@ class EngineQuestion:
             if is_limit_typed and self.launch is None:
                 users, typed_limit = (
                     read_flag_values(
-                        engine.title, engine.known_flags(), {name: self.typed_flags[name]}, engine.flags_by_option
+                        engine.title,
+                        engine.known_flags(),
+                        {flag_name: self.typed_flags[flag_name]},
+                        engine.flags_by_option,
                     )
-                    for name in ("users", limit_field)
+                    for flag_name in ("users", limit_field)
                 )
                 engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
             if engine.serving_flags is not None and None not in (
@@ -297,7 +300,7 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     engine, version = engine_and_version(engine_question.engines[0])
     engine_flags = engine_question.flags(engine)
-    user_count = users or _users_of_file(engine, engine_question, engine_flags)
+    user_count = users or _slots_of_file(engine, engine_question, engine_flags)
     if seq is not None and engine_question.launch is not None:
         _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
@@ -309,31 +312,35 @@ def ask_engine_fit(
         user_limit = None if has_typed_limit else engine_flags[limit_field]
     named_hardware = None
     if engine_question.hardware is not None:
-        named_hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
+        named_hardware = _supported_accelerator(engine, find_hardware(engine_question.hardware))
     receipt = engine_question.receipt_of_engine(engine, version)
 
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
         return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
 
     preset = engine_question.preset
-    options: list[EngineOption] = []
+    engine_options: list[EngineOption] = []
     accelerators = map(load_hardware, COMMON_HARDWARE) if named_hardware is None else [named_hardware]
     for hardware in filter(engine.runs_on, accelerators):
-        flags = flags_on_hardware(hardware)
+        hardware_flags = flags_on_hardware(hardware)
         try:
-            options += _fewest_devices(preset, engine, version, hardware, flags, user_count, devices)
+            engine_options += _fewest_devices(preset, engine, version, hardware, hardware_flags, user_count, devices)
         except MissingKernels:
             if named_hardware is not None:
                 raise
-    if not options:
+    if not engine_options:
         if named_hardware is not None:
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(
-        key=lambda option: (not option.serves_all_users, option.memory.devices, option.hardware.capacity_bytes)
+    engine_options.sort(
+        key=lambda engine_option: (
+            not engine_option.serves_all_users,
+            engine_option.memory.devices,
+            engine_option.hardware.capacity_bytes,
+        )
     )
-    best_option, flag_changes = options[0], tuple[FlagChange, ...]()
+    best_option, flag_changes = engine_options[0], tuple[FlagChange, ...]()
     hardware, engine_memory = best_option.hardware, best_option.memory
     if named_hardware is not None:
         layout = best_option.flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
@@ -346,18 +353,18 @@ def ask_engine_fit(
         preset, engine, version, hardware, engine_flags, engine_memory, flag_changes, launch=engine_question.launch
     )
     if receipt is not None:
-        options[0] = _with_receipt_notes(best_option, receipt)
+        engine_options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
         token_times = [
-            decoded_token_time(preset, engine, version, layout_option, user_count) for layout_option in options
+            decoded_token_time(preset, engine, version, engine_option, user_count) for engine_option in engine_options
         ]
-        return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
+        return fit_report(engine_use, engine_options, token_times, user_count, named_hardware is not None, user_limit)
 
-    return ReportedAnswer(options, report, best_option.serves_all_users)
+    return ReportedAnswer(engine_options, report, best_option.serves_all_users)
 
 
-def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
+def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
     """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
@@ -368,11 +375,11 @@ def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags
     return slots if has_slots and isinstance(slots, int) and slots > 0 else 1
 
 
-def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
+def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Adds the notes about the measured log to the memory of a layout option."""
-    engine_memory = layout_option.memory
+    engine_memory = engine_option.memory
     return replace(
-        layout_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
+        engine_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
     )
 
 
@@ -391,7 +398,7 @@ def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: d
         engine_flags.pop(length_field, None)
 
 
-def _served_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
+def _supported_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
     if not engine.runs_on(hardware):
         raise InputError(
@@ -418,18 +425,21 @@ def _fewest_devices(
     tried_options: list[EngineOption] = []
     last_serving_options: list[EngineOption] = []
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
-        options = []
+        engine_options = []
         for layout_flags, engine_memory in layouts_of_number:
             serves_all_users = engine_memory.has_room_for(users)
-            options.append(EngineOption(hardware, layout_flags, engine_memory, serves_all_users))
+            engine_options.append(EngineOption(hardware, layout_flags, engine_memory, serves_all_users))
             if serves_all_users and not engine.shows_alternatives:
-                return options[-1:]
-        serving_options = [option for option in options if option.serves_all_users]
-        if serving_options and (options[0].serves_all_users or devices is None):
+                return engine_options[-1:]
+        serving_options = [engine_option for engine_option in engine_options if engine_option.serves_all_users]
+        if serving_options and (engine_options[0].serves_all_users or devices is None):
             return serving_options
-        tried_options += options
+        tried_options += engine_options
         last_serving_options = serving_options or last_serving_options
     return (
         last_serving_options
-        or sorted(tried_options, key=lambda option: (option.memory.devices, option.memory.max_concurrency))[-1:]
+        or sorted(
+            tried_options,
+            key=lambda engine_option: (engine_option.memory.devices, engine_option.memory.max_concurrency),
+        )[-1:]
     )

@@ -58,23 +58,23 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     from ..studies.fit_devices import DevicesFitAnswer, fit_devices
     from .plans import answer_of_fitting_run, untried_frameworks
 
-    answers_with_tight_fit: list[DevicesFitAnswer] = []
+    tight_answers: list[DevicesFitAnswer] = []
     many_devices_run, several_devices_run = _runs_by_devices(run_question, global_batch)
 
     def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
         fit_result = fit_devices(memory, hardware, layout, global_batch, several_devices_run)
-        answers_with_tight_fit.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
+        tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
         return fit_result
 
     layout_answer = answer_of_fitting_run(
         many_devices_run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
     )
     if layout_answer.fit.verdict != "fits":
-        layout_answer = next(iter(answers_with_tight_fit), layout_answer)
+        layout_answer = next(iter(tight_answers), layout_answer)
     if layout_answer.fit.verdict == "no":
-        layout_plan = layout_answer.layout_plan
-        sentences = untried_frameworks(many_devices_run, layout_plan.framework.name)
-        layout_answer = replace(layout_answer, layout_plan=replace(layout_plan, untried_frameworks=sentences))
+        plan = layout_answer.layout_plan
+        untried_sentences = untried_frameworks(many_devices_run, plan.framework.name)
+        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_frameworks=untried_sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )
@@ -169,10 +169,10 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_option
 
-    engine_option = partial(gguf_option, run_question.preset, run_memory)
+    option_with_engine = partial(gguf_option, run_question.preset, run_memory)
     accelerators = map(load_hardware, COMMON_HARDWARE)
     options = hardware_options(
-        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, engine_option
+        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine
     )
     return ReportedAnswer(
         options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"

@@ -74,16 +74,18 @@ def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
 
 def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
-    need_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
+    memory_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
     if parsed_log.total_bytes is None:
-        return f"{need_text}; the log does not state the device's memory"
-    need_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
+        return f"{memory_text}; the log does not state the device's memory"
+    memory_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
     if exceeds_device(parsed_log, required_bytes):
-        return f"{need_text}: too few"
+        return f"{memory_text}: too few"
     allocated_bytes = next((log_term.value for log_term in parsed_log.terms if log_term.name == "allocated"), 0)
     if allocated_bytes > peak_bytes:
-        return f"{need_text}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
-    return f"{need_text}, which is enough but for other processes and fragmentation"
+        return (
+            f"{memory_text}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
+        )
+    return f"{memory_text}, which is enough but for other processes and fragmentation"
 
 
 def _rollout_note(memory_answer: DeviceMemoryAnswer | RanksMemoryAnswer) -> list[str]:

@@ -92,7 +92,9 @@ def ask_presets(
     matching_presets, is_exact = search_presets(list(requested_names))
     if only_stale:
         current_date = date.today() if today is None else today
-        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), current_date)]
+        matching_presets = [
+            preset_name for preset_name in matching_presets if is_stale(load_preset(preset_name), current_date)
+        ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORTS[sort])

@@ -80,8 +80,8 @@ class _LoggedRun:
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.parsed_log.model)
-        if preset is None and (known_preset := known_checkpoint(self.parsed_log.model)) is not None:
-            preset, self.scheme_in_name, format_text = preset_in_named_format(self.parsed_log.model, *known_preset)
+        if preset is None and (preset_and_scheme := known_checkpoint(self.parsed_log.model)) is not None:
+            preset, self.scheme_in_name, format_text = preset_in_named_format(self.parsed_log.model, *preset_and_scheme)
             self.notes.append(
                 f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {format_text}, which a "
                 "TARGET or --quantize replaces"
@@ -177,15 +177,13 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     if is_engine_log:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
-            version, engine_memory, suggested_flag = _engine_run(logged_run, preset, hardware)
+            version, engine_memory, suggested_flag = _engine_memory_of_log(logged_run, preset, hardware)
         elif preset is not None:
-            schemeless_run = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
-            _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
+            run_on_any_device = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
+            _, engine_memory, _ = _engine_memory_of_log(run_on_any_device, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
         computed_bytes = _computed_bytes_of_engine(logged_run, engine_memory, hardware)
-    compared_terms = tuple(
-        _term_beside_logged_value(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms
-    )
+    compared_terms = tuple(_compared_term(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms)
     if not is_engine_log and log_question.run is None and any(term.computed_value is None for term in compared_terms):
         logged_run.missing_inputs.append(
             f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
@@ -220,9 +218,9 @@ def _computed_bytes_of_engine(
     if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
         computed_bytes[("kv_cache", "")] = 0
         logged_run.notes.insert(0, NO_ROOM)
-    whole_cache = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
-    if whole_cache:  # an excerpt prints the cache of all devices
-        computed_bytes["kv_buffer", ""] = whole_cache
+    cache_bytes = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
+    if cache_bytes:  # an excerpt prints the cache of all devices
+        computed_bytes["kv_buffer", ""] = cache_bytes
     if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
         if NO_MEMORY in logged_run.missing_inputs:  # layers lie where the log says, whatever memory the devices have
             logged_run.missing_inputs.remove(NO_MEMORY)
@@ -236,7 +234,7 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 """The name of the flag for the bytes of the cache, of engines that have one."""
 
 
-def _engine_run(
+def _engine_memory_of_log(
     logged_run: _LoggedRun, preset: Preset, hardware: Hardware, uses_logged_cache: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
     """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
@@ -279,12 +277,12 @@ def _engine_run(
             logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
         )
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
-    fp8_word = _fp8_flag_value(engine, engine_flags)
-    if fp8_word and _has_half_cache_bytes(parsed_log, engine_memory):
-        engine_flags["kv_cache_dtype"] = fp8_word
+    fp8_format = _fp8_flag_value(engine, engine_flags)
+    if fp8_format and _has_half_cache_bytes(parsed_log, engine_memory):
+        engine_flags["kv_cache_dtype"] = fp8_format
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         logged_run.notes.append(
-            f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
+            f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_format}, "
             "which the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(engine_memory.notes)
@@ -336,15 +334,15 @@ FP8_TOLERANCE = 0.08
 """How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
-def _term_beside_logged_value(
+def _compared_term(
     log_term: LogTerm, parsed_log: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device, or of the host."""
-    term_key = log_term.name, _device_name(log_term, computed_bytes)
+    term_key = log_term.name, _engine_device_name(log_term, computed_bytes)
     if term_key in computed_bytes:
         is_only_device = (
             sum(
-                (other_term.name, _device_name(other_term, computed_bytes)) == term_key
+                (other_term.name, _engine_device_name(other_term, computed_bytes)) == term_key
                 for other_term in parsed_log.terms
             )
             == 1
@@ -358,7 +356,7 @@ def _term_beside_logged_value(
     return ComparedTerm(log_term)
 
 
-def _device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
+def _engine_device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
     """Returns the engine's name for a term's device: `CUDA0`, or `CPU` for host memory.
 
     A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.
@@ -391,10 +389,10 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
 
 def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool:
     """Whether a log without a budget has as many bytes per token of its cache as are computed."""
-    terms = {compared_term.term.name: compared_term for compared_term in compared_terms}
-    cache_term, tokens_term = terms.get("kv_cache"), terms.get("kv_tokens")
+    terms_by_name = {compared_term.term.name: compared_term for compared_term in compared_terms}
+    cache_term, tokens_term = terms_by_name.get("kv_cache"), terms_by_name.get("kv_tokens")
     if (
-        "budget" in terms
+        "budget" in terms_by_name
         or cache_term is None
         or tokens_term is None
         or not (cache_term.computed_value and tokens_term.computed_value)
@@ -417,11 +415,11 @@ def _wrong_term_and_flag(
     if parsed_log.wrong_term:
         return parsed_log.wrong_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    failing_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
-    if not failing_terms and not parsed_log.refused_to_start:
+    cause_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
+    if not cause_terms and not parsed_log.refused_to_start:
         return "", ""
     most_different_term = max(
-        failing_terms,
+        cause_terms,
         key=lambda compared_term: abs((compared_term.computed_value or 0) - compared_term.term.value),
         default=None,
     )

@@ -124,9 +124,9 @@ def _measured_run(
         raise InputError(f"{row_name}: {error}") from None
     is_training = run_question.settings.phase == TRAINING
     if (estimated_run.phase == TRAINING) != is_training:
-        expected_phases = TRAINING if is_training else "prefill or decode"
+        expected_text = TRAINING if is_training else "prefill or decode"
         raise InputError(
-            f"{row_name}: phase: {estimated_run.phase}; expected {expected_phases}: each of training and inference has "
+            f"{row_name}: phase: {estimated_run.phase}; expected {expected_text}: each of training and inference has "
             "a stack of its own to fit"
         )
     seconds_on_device = estimated_run.seconds_on

@@ -169,10 +169,14 @@ _OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b|times\b)(\w
 
 
 def _python_argument_text(option: re.Match[str]) -> str:
-    argument_name, value = option[1].replace("-", "_"), option[2]
-    if value is None:
+    argument_name, option_value = option[1].replace("-", "_"), option[2]
+    if option_value is None:
         return argument_name
-    return f"{argument_name}={value}" if value.isupper() or value.isdigit() else f'{argument_name}="{value}"'
+    return (
+        f"{argument_name}={option_value}"
+        if option_value.isupper() or option_value.isdigit()
+        else f'{argument_name}="{option_value}"'
+    )
 
 
 def engine_of_flag(flag_name: str) -> str:
@@ -180,4 +184,7 @@ def engine_of_flag(flag_name: str) -> str:
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import FOLDERS, engine
 
-    return next((name for name in FOLDERS if flag_name in flags_by_spelling(engine(name).known_flags())), "")
+    return next(
+        (engine_name for engine_name in FOLDERS if flag_name in flags_by_spelling(engine(engine_name).known_flags())),
+        "",
+    )

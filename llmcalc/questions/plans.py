@@ -48,16 +48,16 @@ def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[
 
     framework_name: the framework of the plan.
     """
-    sentences: list[str] = []
+    untried_sentences: list[str] = []
     for framework_record, refusal_error in run_question.frameworks_for_plans():
         if framework_record.name == framework_name:
             break
         if refusal_error is not None and framework_record.layout_rules.divides_weights:
             reason = str(refusal_error).partition(", or whole replicas")[0]
-            sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
+            untried_sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
         elif refusal_error is not None:
-            sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
-    return tuple(sentences)
+            untried_sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
+    return tuple(untried_sentences)
 
 
 Answer = TypeVar("Answer")
@@ -131,7 +131,7 @@ def ask_plan(
             f"--phase {run_question.settings.phase}: plan is for training; expected training "
             "(llmcalc fit --devices finds layouts for inference)"
         )
-    layout_plans = answers_of_planned_runs(
+    plans = answers_of_planned_runs(
         run_question,
         lambda memory, run_layout: plan_of(
             memory,
@@ -144,54 +144,49 @@ def ask_plan(
             time_settings=time_settings,
         ),
     )
-    layout_plan = first_fitting_plan(list(layout_plans))
-    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run_question, layout_plan, time_settings))
+    plan = first_fitting_plan(list(plans))
+    plan = replace(plan, compared_plans=_compared_plans(run_question, plan, time_settings))
     suggestion = ""
-    if not layout_plan.ranked_layouts.feasible:
-        layout_plan = replace(
-            layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name)
-        )
-    if not layout_plan.ranked_layouts.feasible and layout_plan.ranked_layouts.nearest_candidate is None:
-        workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layout_rules
-        batch_sizes = layout_plan.global_batch, int(workload.batch)
+    if not plan.ranked_layouts.feasible:
+        plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
+    if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
+        workload, layout_rules = plan.memory.states.workload, plan.framework.layout_rules
+        batch_sizes = plan.global_batch, int(workload.batch)
         suggestion = nearest_layouts_text(
             preset.model,
             layout,
             workload.seq,
-            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
+            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
         )
-        refused_layouts, batch_reasons = layout_plan.ranked_layouts.refusal_counts, (BATCH, ROUNDS)
-        refusals_by_batch = [reason for reason in batch_reasons if reason in refused_layouts]
+        refusal_counts, batch_reasons = plan.ranked_layouts.refusal_counts, (BATCH, ROUNDS)
+        refusals_by_batch = [reason for reason in batch_reasons if reason in refusal_counts]
         if refusals_by_batch and (
-            layout_plan.is_batch_assumed or not suggestion or len(refused_layouts) == len(refusals_by_batch)
+            plan.is_batch_assumed or not suggestion or len(refusal_counts) == len(refusals_by_batch)
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
-        layout_plan,
-        lambda: report(preset, layout_plan, suggestion, requested_sizes),
-        bool(layout_plan.ranked_layouts.feasible),
+        plan,
+        lambda: report(preset, plan, suggestion, requested_sizes),
+        bool(plan.ranked_layouts.feasible),
     )
 
 
 def _compared_plans(
-    run_question: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
+    run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
-    """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
+    """Returns one-row plans, by time, of the other usual frameworks that shard weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
-    if layout_plan.training_times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
+    if plan.training_times is None or plan.other_plans or plan.framework.name == WITHOUT_A_NAME:
         return ()
     compared_plans = []
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
-        if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
+        if framework_record.name in (WITHOUT_A_NAME, plan.framework.name):
             continue
-        if (
-            time_settings is not None
-            and time_settings(framework_record).stack == layout_plan.training_times.settings.stack
-        ):
+        if time_settings is not None and time_settings(framework_record).stack == plan.training_times.settings.stack:
             continue  # `--stack` names the software of one framework
         run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
@@ -199,9 +194,9 @@ def _compared_plans(
             check_framework(run_question.settings, framework_record)
             compared_plan = plan_of(
                 run_memory,
-                layout_plan.hardware,
+                plan.hardware,
                 replace(run_question.layout, framework=framework_record.name),
-                layout_plan.global_batch,
+                plan.global_batch,
                 1,
                 order_name="time",
                 suggests_nearest="never",

@@ -66,22 +66,23 @@ class ReceiptFile:
         Raises `InputError` if none applies.
         """
         replaceable_names = [
-            name
-            for name in MEASURED
-            if (not self.other_model or name in OF_ANY_MODEL) and (not self.other_version or name in OF_ANY_VERSION)
+            term_name
+            for term_name in MEASURED
+            if (not self.other_model or term_name in OF_ANY_MODEL)
+            and (not self.other_version or term_name in OF_ANY_VERSION)
         ]
-        measured_terms = {
+        measured_bytes = {
             log_term.name: log_term.value
             for log_term in self.parsed_log.terms
             if log_term.name in replaceable_names and log_term.value >= 0
         }
-        if not measured_terms:
+        if not measured_bytes:
             names_text = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
             )
             refusal_reason = f"is of {names_text}" if names_text else f"has none of {', '.join(MEASURED)}"
             raise InputError(f"--receipt {self.file}: {refusal_reason}; expected a log of this model and version")
-        return measured_terms
+        return measured_bytes
 
     def with_receipt(self, engine_flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         """Returns the engine's flags, completed with the flags that the log of `--receipt` states.
@@ -89,10 +90,14 @@ class ReceiptFile:
         What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
-        typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
-        logged_run = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
+        typed_flags = {
+            flag_name: flag_value
+            for flag_name, flag_value in engine_flags.items()
+            if flag_name in ("quantize", "quantization")
+        }
+        run_flags = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
         try:
-            engine_memory = self.engine.memory_on(self.preset, hardware, self.version, logged_run)
+            engine_memory = self.engine.memory_on(self.preset, hardware, self.version, run_flags)
         except InputError:  # flags of the log that do not hold for this model
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, engine_flags)
         bytes_in_use = bytes_in_use_before_run(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
@@ -103,14 +108,14 @@ class ReceiptFile:
 
     def notes(self, engine_memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""
-        measured_terms = {memory_term.name for memory_term in engine_memory.terms if memory_term.status == "measured"}
-        dropped_terms = [term_name for term_name in self.terms if term_name not in measured_terms]
+        measured_names = {memory_term.name for memory_term in engine_memory.terms if memory_term.status == "measured"}
+        dropped_names = [term_name for term_name in self.terms if term_name not in measured_names]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
         if self.other_version:
             yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
-        if dropped_terms:
-            yield f"{self.file}: {', '.join(dropped_terms)} was measured with other flags, and is not used"
+        if dropped_names:
+            yield f"{self.file}: {', '.join(dropped_names)} was measured with other flags, and is not used"
         if known_model(self.parsed_log.model) is None:
             term_name = one_line(self.parsed_log.model) or "no model"
             yield f"{self.file} names {term_name}; it is taken to be {self.preset.display}"

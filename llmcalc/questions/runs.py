@@ -115,12 +115,13 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
+                    getattr(layout, degree_name) not in (None, 1)
+                    for degree_name in framework_record.layout_rules.untried_sizes
                 )
                 if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                     continue
                 parallel_degrees: dict[str, Any] = {
-                    name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")
+                    degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
                     layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
@@ -146,9 +147,9 @@ class RunQuestion(RunOptions):
         run_question, usual_scheme = self, usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
         if usual_scheme is not None:
             run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
-        return run_question._in_context_of_tag()
+        return run_question._with_tag_context()
 
-    def _in_context_of_tag(self) -> RunQuestion:
+    def _with_tag_context(self) -> RunQuestion:
         """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
         from ..frameworks.engines.registry import engine
 
@@ -344,10 +345,15 @@ def memory_question(
     from ..frameworks.launch.read import read_launch
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
-    date = version_date(run_options.layout.framework_version or "")
-    options = _options_beside_file(run_options.settings, run_options.layout)
+    release_date = version_date(run_options.layout.framework_version or "")
+    typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
-        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
+        launch_file,
+        run_options.layout.devices,
+        allow_unknown,
+        release_date=release_date,
+        gpu_name=gpu_name,
+        options=typed_options,
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
@@ -372,7 +378,7 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_label_count is not None:
-        typed_setting = next((name for name in LOGIT_SETTINGS if name in options), "")
+        typed_setting = next((setting_name for setting_name in LOGIT_SETTINGS if setting_name in typed_options), "")
         if typed_setting:
             raise InputError(
                 f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
@@ -407,7 +413,11 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's settings without those of logits, which a head of scores does not have."""
-    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
+    other_settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in settings.items()
+        if setting_name not in LOGIT_SETTINGS
+    }
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
 
@@ -500,13 +510,19 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
         adapter_settings = {
-            name: value for name, value in launched_run.settings.items() if name != "precision" or is_autocast
+            setting_name: setting_value
+            for setting_name, setting_value in launched_run.settings.items()
+            if setting_name != "precision" or is_autocast
         }
         dtype_note = f"frozen weights in {preset.dtype}, the checkpoint's number format"
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
+    settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in launched_run.settings.items()
+        if setting_name != "precision"
+    }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launched_run,
@@ -521,7 +537,9 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks_text = " or ".join(name for name in NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(
+            framework_name for framework_name in NAMES if loss in framework(framework_name).losses
+        )
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
@@ -539,13 +557,15 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected_formats = "llmcalc time, which has it, or bf16-master"
+        supporting_frameworks = [
+            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+        ]
+        expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
-            expected_formats = f"--framework {' or '.join(supporting_frameworks)}"
+            expected_text = f"--framework {' or '.join(supporting_frameworks)}"
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
-            f"expected {expected_formats}"
+            f"expected {expected_text}"
         )
 
 
@@ -594,7 +614,7 @@ def in_words_of_file(
 
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
-    """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
+    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the same."""
     from ..frameworks.registry import framework_of
 
     layout = run_question.layout

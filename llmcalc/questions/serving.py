@@ -52,10 +52,10 @@ def ask_serve(
         device = calibration.factors.device(server_study.device)
         software_stack = calibration.factors.stack(server_study.stack)
         server_study = replace(server_study, device=device, stack=software_stack)
-    server_search = server_study.find_servers()
-    has_chosen_server = server_search.chosen is not None
+    studied_servers = server_study.find_servers()
+    has_chosen_server = studied_servers.chosen is not None
     return ReportedAnswer(
-        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_chosen_server
+        studied_servers, lambda: with_calibration(report(server_study, studied_servers), calibration), has_chosen_server
     )
 
 
@@ -123,8 +123,8 @@ def serve_study(
             f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
             f"expected at most {LARGEST:,}"
         )
-    request_lengths = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
-    longest_request = request_lengths.total_tokens if request_trace is None else request_trace.longest_request
+    request_sizes = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
+    longest_request = request_sizes.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
@@ -136,13 +136,13 @@ def serve_study(
         engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),
-        request_lengths,
+        request_sizes,
         latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         options.price,
         request_trace,
         options.disaggregate is not None,
-        _prefill_decode_ratio(options, request_lengths),
+        _prefill_decode_ratio(options, request_sizes),
         speculation,
         draft_flags | _memory_flags(engine_record, options),
     )
@@ -164,7 +164,7 @@ MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) -> tuple[int, int] | None:
+def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
@@ -174,7 +174,7 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
         return None
     if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
-    if request_shape.output_tokens == 1:
+    if request_sizes.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
     if replica_ratio_text == AUTO:
         return None
@@ -263,7 +263,7 @@ def _runs_by_format(
     ]
     if len(format_pairs) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
-    format_runs = []
+    formats_and_memories = []
     for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
             setting_name: format_name
@@ -272,8 +272,8 @@ def _runs_by_format(
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
         run_question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run_question.memory_on_one_device()))
-    return format_runs
+        formats_and_memories.append((format_pair, run_question.memory_on_one_device()))
+    return formats_and_memories
 
 
 def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str | None]:

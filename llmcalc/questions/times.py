@@ -96,11 +96,13 @@ def ask_time(
     measured_time = options.measured
     explanation = None
     if measured_time is not None:
-        lines = explain_measured(estimated_run, measured_time)
+        explanation_lines = explain_measured(estimated_run, measured_time)
         is_in_range = estimated_run.time_range.low <= measured_time <= estimated_run.time_range.high
         if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:
-            lines.insert(0, f"{ASSUMED_PHASES[estimated_run.phase]} is assumed: a training step has --phase training")
-        explanation = measured_time, lines
+            explanation_lines.insert(
+                0, f"{ASSUMED_PHASES[estimated_run.phase]} is assumed: a training step has --phase training"
+            )
+        explanation = measured_time, explanation_lines
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(run_question.preset, estimated_run, options.by_node, explanation), calibration),
@@ -259,26 +261,26 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
                 may_recompute=may_recompute,
                 tries_variants=tries_variants,
             ),
-            lambda layout_plan: bool(layout_plan.ranked_layouts.feasible),
+            lambda plan: bool(plan.ranked_layouts.feasible),
         )
 
     has_all_sizes = run_question.layout.has_all_sizes
-    layout_plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
-    if has_all_sizes and not layout_plan.ranked_layouts.feasible:
-        layout_plan = _with_fewest_options(run_question, fastest(), partial(fastest, tries_variants=False))
-    if layout_plan.ranked_layouts.ended_early and not layout_plan.ranked_layouts.feasible:
-        raise incomplete_search_error(layout_plan)
-    if not layout_plan.ranked_layouts.feasible or layout_plan.ranked_layouts.feasible[0].seconds is None:
-        raise _no_layout_error(layout_plan, run_question, run_question.layout.devices)
-    return layout_plan
+    plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
+    if has_all_sizes and not plan.ranked_layouts.feasible:
+        plan = _with_fewest_options(run_question, fastest(), partial(fastest, tries_variants=False))
+    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
+        raise incomplete_search_error(plan)
+    if not plan.ranked_layouts.feasible or plan.ranked_layouts.feasible[0].seconds is None:
+        raise _no_layout_error(plan, run_question, run_question.layout.devices)
+    return plan
 
 
-def added_options(run_question: RunQuestion, layout_plan: LayoutPlan) -> dict[str, str]:
+def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]:
     """Returns the options that a plan's first layout has beside those of a typed layout: field → option with value."""
     from ..frameworks.registry import layout_of
 
-    candidate = layout_plan.ranked_layouts.feasible[0]
-    typed_options = layout_of(replace(run_question.layout, framework=layout_plan.framework.name)).options_by_field()
+    candidate = plan.ranked_layouts.feasible[0]
+    typed_options = layout_of(replace(run_question.layout, framework=plan.framework.name)).options_by_field()
     options = {
         field_name: option_text
         for field_name, option_text in candidate.layout.options_by_field().items()
@@ -288,16 +290,16 @@ def added_options(run_question: RunQuestion, layout_plan: LayoutPlan) -> dict[st
 
 
 def _with_fewest_options(
-    run_question: RunQuestion, layout_plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
+    run_question: RunQuestion, plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
 ) -> LayoutPlan:
     """Returns the plan of a typed layout that fits with the fewest options beside the typed ones, the fastest of such.
 
-    layout_plan: the plan whose first layout is the fastest of those that fit with any options.
+    plan: the plan whose first layout is the fastest of those that fit with any options.
     plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
     """
-    if not layout_plan.ranked_layouts.feasible:
-        return layout_plan
-    candidate, options = layout_plan.ranked_layouts.feasible[0], added_options(run_question, layout_plan)
+    if not plan.ranked_layouts.feasible:
+        return plan
+    candidate, options = plan.ranked_layouts.feasible[0], added_options(run_question, plan)
     layout_fields = [field_name for field_name in options if field_name != "recompute"]
     for option_count in range(1, len(options)):
         fitting_plans = []
@@ -314,20 +316,20 @@ def _with_fewest_options(
                     fitting_plans.append(smaller_plan)
         if fitting_plans:
             return min(fitting_plans, key=lambda fitting_plan: fitting_plan.ranked_layouts.feasible[0].seconds or 0.0)
-    return layout_plan
+    return plan
 
 
-def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
+def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..frameworks.registry import layout_of
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
     from .plans import untried_frameworks
 
-    ranked_layouts = layout_plan.ranked_layouts
+    ranked_layouts = plan.ranked_layouts
     assert run_question.hardware is not None
     if not ranked_layouts.tried_count:
-        layout_of(replace(run_question.layout, framework=layout_plan.framework.name))  # raises if it is impossible
+        layout_of(replace(run_question.layout, framework=plan.framework.name))  # raises if it is impossible
         return InputError(f"--devices {devices}: no layout of this number is possible; expected another number")
     if ranked_layouts.refusal_counts and TOO_MUCH not in ranked_layouts.refusal_counts:
         refusal_reason = max(ranked_layouts.refusal_counts, key=ranked_layouts.refusal_counts.__getitem__)
@@ -343,11 +345,9 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
         )
     is_typed_without_full = run_question.settings.recompute not in (None, "full")
     memory_advice = "more devices, --recompute full" if is_typed_without_full else "more devices"
-    untried_text = "".join(
-        f" ({sentence})" for sentence in untried_frameworks(run_question, layout_plan.framework.name)
-    )
+    untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run_question, plan.framework.name))
     return InputError(
-        f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {layout_plan.framework.title} fits "
+        f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {plan.framework.title} fits "
         f"the memory of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a "
         "measured step"
     )
@@ -383,7 +383,7 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
     default_settings = Settings(run_question.settings.phase)
-    adapters = [
+    adapter_settings = [
         setting
         for setting, declaration in declarations_of(Settings).items()
         if "lora_rank" in (setting, declaration.setting.required_setting)
@@ -391,7 +391,7 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     return replace(
         run_question,
         settings=run_question.settings.with_changes(
-            **{setting: getattr(default_settings, setting) for setting in adapters}
+            **{setting: getattr(default_settings, setting) for setting in adapter_settings}
         ),
     )
 
@@ -424,25 +424,25 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
 
     launched_run = run_question.launch
     file_settings = None if launched_run is None else launched_run.own_settings
-    has_format = framework_record.product_format is not None and file_settings is not None
+    has_format_reader = framework_record.product_format is not None and file_settings is not None
     has_known_layout = run_question.layout.has_all_sizes or run_question.layout.devices in (None, 1)
     exchanges_tokens = run_question.preset.model.has_experts and not (
         has_known_layout and run_question.layout.ep in (None, 1)
     )
-    program_stack = "" if launched_run is None else launched_run.stack
-    software_stack = (
+    program_stack_name = "" if launched_run is None else launched_run.stack
+    stack_name = (
         options.stack
-        or program_stack
+        or program_stack_name
         or framework_record.stack_name(launched_run, bool(run_question.settings.compile), exchanges_tokens)
     )
     if options.stack is None and launched_run is None and run_question.hardware is not None:
-        software_stack = stack_of_vendor(run_question.hardware.vendor, "training") or software_stack
+        stack_name = stack_of_vendor(run_question.hardware.vendor, "training") or stack_name
     return TimeSettings(
-        software_stack,
+        stack_name,
         options.overlap,
         options.nic,
         framework_record.product_format(file_settings)
-        if has_format and framework_record.product_format is not None
+        if has_format_reader and framework_record.product_format is not None
         else "",
         options.factors or UNCHANGED,
         None
@@ -459,7 +459,7 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
-    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss.
+    """Returns settings that slow each step and have no estimate: of a launch file, else the typed loss chunks.
 
     A program in a launch file has chunks of its own, with which its software was measured.
     """
@@ -467,7 +467,9 @@ def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
     if launched_run is None:
         return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     slow_variables = [
-        f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
+        f"{variable_name}={variable_value}"
+        for variable_name, variable_value in SLOW_VARIABLES.items()
+        if launched_run.env.get(variable_name) == variable_value
     ]
     is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
     return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))
@@ -541,11 +543,11 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
-    run_memory, context_notes = _in_context_of_server(
+    run_memory, context_notes = _with_server_context(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
-        settings = TimeSettings(
+        pass_settings = TimeSettings(
             options.stack
             or framework_stack
             or (
@@ -557,15 +559,15 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             options.nic,
             factors=options.factors or UNCHANGED,
         )
-        run_memory = with_format_of_stack(run_memory, settings.supporting_stack("decode"))
+        run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
-        if settings.supporting_stack("decode").splits_to_host:
+        if pass_settings.supporting_stack("decode").splits_to_host:
             layout, engine_bytes = _llama_cpp_layout(run_question.preset, run_memory, hardware, layout_request)
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
         _check_divided_blocks(run_memory, layout)
-        timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
+        timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         return replace(
             timed_run,
             engine_notes=(*scheme_notes, *context_notes, *engine_notes),
@@ -657,7 +659,7 @@ def _with_usual_scheme(
     return run_memory.with_changes(quantize=scheme), (remark,)
 
 
-def _in_context_of_server(
+def _with_server_context(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a decoding run without `--seq` in the context that the engine gives it by default, and the note on it.
@@ -684,9 +686,9 @@ def _in_context_of_server(
     engine_record, version = engine_and_version(engine_text)
     if engine_record.shows_alternatives:  # its default shrinks until layers lie on the host, which no stack times
         return run_memory, ()
-    flags = {} if run_memory.settings.quantize is None else {"quantize": run_memory.settings.quantize}
+    engine_flags = {} if run_memory.settings.quantize is None else {"quantize": run_memory.settings.quantize}
     try:
-        server = engine_record.server(run_question.preset, hardware, version, flags)
+        server = engine_record.server(run_question.preset, hardware, version, engine_flags)
         context = int(engine_record.memory(server).max_model_len)
     except InputError:
         return run_memory, ()
@@ -755,9 +757,11 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
-        other_engines = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][
-            :1
-        ]
+        other_engines = [
+            f"--engine {other_engine}, or "
+            for other_engine in FOLDERS
+            if registered_engine(other_engine).is_timed_on(hardware)
+        ][:1]
         raise InputError(
             f"--engine {short_repr(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"

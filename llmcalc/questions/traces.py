@@ -70,9 +70,9 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     if not traced_requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
     traced_requests.sort(key=lambda request: request.arrival_seconds)
-    first_arrival = traced_requests[0].arrival_seconds
+    first_arrival_seconds = traced_requests[0].arrival_seconds
     return tuple(
-        TracedRequest(request.arrival_seconds - first_arrival, request.input_tokens, request.output_tokens)
+        TracedRequest(request.arrival_seconds - first_arrival_seconds, request.input_tokens, request.output_tokens)
         for request in traced_requests
     )
 

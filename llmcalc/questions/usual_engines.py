@@ -67,11 +67,11 @@ class UsualEngine:
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
-        settings, software_stack = memory.settings, usual_stack(hardware, memory)
+        settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
             engine_record
             for engine_record in map(engine, FOLDERS)
-            if engine_record.software_stack(NEWEST) == software_stack
+            if engine_record.software_stack(NEWEST) == stack_name
         ]
         if (
             settings.phase not in ("inference", "decode")
@@ -80,7 +80,9 @@ class UsualEngine:
         ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
-        typed_options = {field_name: name for field_name, name in format_settings.items() if name is not None}
+        typed_options = {
+            field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
+        }
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
@@ -123,7 +125,7 @@ class UsualEngine:
         if engine_memory is None or engine_memory.has_room_for(users):
             return users
         if self.device_bytes(1) is not None:
-            return self._largest_fitting_users(self.device_bytes, 1, users)
+            return self._largest_fitting_number(self.device_bytes, 1, users)
         has_data_parallel_caches = self.record.serving_flags is None  # one cache for any number of users
         return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.starts else 0
 
@@ -136,7 +138,7 @@ class UsualEngine:
         return None if bytes_by_device is None else max(bytes_by_device, default=0)
 
     def _bytes_by_device(self, users: int) -> list[int] | None:
-        """Returns the bytes of each device, as `device_bytes` has those of one."""
+        """Returns the bytes of each device, with the bytes in use before the engine starts; None if unknown."""
         if not self.record.shows_alternatives:
             return None
         try:
@@ -167,15 +169,19 @@ class UsualEngine:
         if device_bytes is None:
             return None
         memory_fit = MemoryFit(self.hardware, device_bytes)
-        batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
-        seq = self._largest_fitting_users(
+        batch = self._largest_fitting_number(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest_fitting_number(
             lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
         )
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
-                formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
-                changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
+                format_settings = {
+                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
+                }
+                changed_engine = replace(
+                    self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
+                )
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
                     change_text = cli_options(settings, serves_users=True)
@@ -260,17 +266,17 @@ class UsualEngine:
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding)
 
-    def _largest_fitting_users(
-        self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int
+    def _largest_fitting_number(
+        self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
-        def needed_bytes(tried_users: int) -> int:
-            device_bytes = bytes_for_users(tried_users)
+        def needed_bytes(tried_number: int) -> int:
+            device_bytes = bytes_of_number(tried_number)
             return excessive_bytes if device_bytes is None else device_bytes
 
-        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, first_number, maximum)
 
 
 def layer_count(run_memory: Memory) -> int:
@@ -312,7 +318,7 @@ def gguf_replicas(
 def gguf_replica(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ReplicaFit | None:
-    """Returns the best replica of `gguf_replicas`; None where that is None."""
+    """Returns the best replica that `gguf_replicas` finds; None if it returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
@@ -321,7 +327,7 @@ def gguf_replica(
 def _engine_that_divides_layers(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> UsualEngine | None:
-    """Returns the engine of a GGUF file's weights whose layers alone are divided; None where `gguf_replicas` is."""
+    """Returns the engine of a GGUF file's weights if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:

@@ -131,11 +131,11 @@ class ReportedAnswer(Answer):
 def _answer_heading(report: Report) -> str:
     """Returns the line of the answer: that of a table, else the names of the models that a table compares."""
     tables: Any = report.tables
-    answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
+    answer_table: Table = next((table for table in tables if table.answer), tables[0])
     if answer_table.heading:
         return answer_table.heading
     json_documents = report.data if isinstance(report.data, list) else [report.data]
     models = [json_document["model"] for json_document in json_documents if "model" in json_document]
     model_names = [model.get("title") or model["name"] for model in models]
-    more_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
-    return f"{', '.join(model_names[:SHOWN_NAMES])}{more_text}" or type(report).__name__
+    further_models_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
+    return f"{', '.join(model_names[:SHOWN_NAMES])}{further_models_text}" or type(report).__name__

@@ -40,11 +40,11 @@ def timeline_bar(byte_counts: Sequence[int], full_scale: int) -> str:
     if not byte_counts:
         return ""
     bar_length = min(WIDTH, len(byte_counts))
-    value_ranges = [
+    count_ranges = [
         byte_counts[len(byte_counts) * point_index // bar_length : len(byte_counts) * (point_index + 1) // bar_length]
         for point_index in range(bar_length)
     ]
     return "".join(
-        LEVELS[min(len(LEVELS) - 1, max(value_range) * len(LEVELS) // max(1, full_scale))]
-        for value_range in value_ranges
+        LEVELS[min(len(LEVELS) - 1, max(count_range) * len(LEVELS) // max(1, full_scale))]
+        for count_range in count_ranges
     )

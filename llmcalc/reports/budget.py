@@ -44,16 +44,18 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
         f"{plural(violation_count, 'bound')} of {len(budget_checks)} broken" if violation_count else success_text
     )
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in budget_checks if check.warning)
-    has_memory = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
+    has_memory_check = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     if not budget_checks:
         headline_text = "no such file"
         warnings = [f"no {file_name}, so no bound is checked"]
-    notes = [*warnings, memory_note if has_memory else ""]
-    target_names = dict.fromkeys(budget_check.target for budget_check in budget_checks)
+    notes = [*warnings, memory_note if has_memory_check else ""]
+    model_targets = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(target, COLUMNS, _bound_rows_of_model(target, budget_checks), name="bounds", target=target)
-        for target in target_names
+        Table(
+            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
+        )
+        for model_target in model_targets
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     return Report(
@@ -68,12 +70,12 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     return [
         row(
             _check_name(check),
-            DisplayedValue(_validate_number_or_none(check.measured_value), _value_text(check, check.measured_value)),
+            DisplayedValue(_int_or_float(check.measured_value), _value_text(check, check.measured_value)),
             DisplayedValue(
-                _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
+                _limits_text(check, lambda limit: str(_int_or_float(limit.value))),
                 _limits_text(check, partial(_limit_text, check)),
             ),
-            _write_share(check),
+            _share_of_limit(check),
             "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
         )
         for check in budget_checks
@@ -83,7 +85,9 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
 
 def _check_name(budget_check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
+    settings_text = ", ".join(
+        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
+    )
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
@@ -97,13 +101,12 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
         if checked_limit.value != budget_check.measured_value
     ]
     rounds_to_limit = any(
-        write_value(_validate_number_or_none(value))
-        == write_value(_validate_number_or_none(budget_check.measured_value))
-        for value in other_limits
+        write_value(_int_or_float(limit_value)) == write_value(_int_or_float(budget_check.measured_value))
+        for limit_value in other_limits
     )
     if rounds_to_limit:
-        return f"{_validate_number_or_none(checked_value):,}"
-    return write_value(_validate_number_or_none(checked_value))
+        return f"{_int_or_float(checked_value):,}"
+    return write_value(_int_or_float(checked_value))
 
 
 def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
@@ -114,17 +117,17 @@ def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit],
 def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
     if checked_limit.operator == "==":
-        return f"{_validate_number_or_none(checked_limit.value):,}"
+        return f"{_int_or_float(checked_limit.value):,}"
     return _value_text(budget_check, checked_limit.value)
 
 
-def _write_share(budget_check: BudgetCheck) -> float | None:
+def _share_of_limit(budget_check: BudgetCheck) -> float | None:
     checked_limit = budget_check.violated_limit or budget_check.limits[0]
     return float(budget_check.measured_value / checked_limit.value) if checked_limit.value else None
 
 
-def _validate_number_or_none(json_value: Fraction) -> int | float:
-    return int(json_value) if json_value.denominator == 1 else float(json_value)
+def _int_or_float(fraction: Fraction) -> int | float:
+    return int(fraction) if fraction.denominator == 1 else float(fraction)
 
 
 def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, Any]:
@@ -137,9 +140,9 @@ def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, 
                 "key": budget_check.key,
                 "on": budget_check.accelerator or None,
                 "settings": budget_check.settings,
-                "measured": _validate_number_or_none(budget_check.measured_value),
+                "measured": _int_or_float(budget_check.measured_value),
                 "bounds": [
-                    {"operator": checked_limit.operator, "value": _validate_number_or_none(checked_limit.value)}
+                    {"operator": checked_limit.operator, "value": _int_or_float(checked_limit.value)}
                     for checked_limit in budget_check.limits
                 ],
                 "ok": budget_check.ok,
@@ -172,10 +175,9 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
 
 def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
-    check_kind = KINDS.get(budget_check.key, "bytes")
-    unit_name = "parameters" if check_kind == "count" else check_kind
+    quantity_kind = KINDS.get(budget_check.key, "bytes")
+    unit_name = "parameters" if quantity_kind == "count" else quantity_kind
     measured_text, bound_text = (
-        f"{_validate_number_or_none(checked_value):,}"
-        for checked_value in (budget_check.measured_value, checked_limit.value)
+        f"{_int_or_float(checked_value):,}" for checked_value in (budget_check.measured_value, checked_limit.value)
     )
     return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

@@ -39,7 +39,8 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
 
 def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
-        name: None if error is None else round_to_digits(error) for name, error in asdict(validation_errors).items()
+        statistic_name: None if error is None else round_to_digits(error)
+        for statistic_name, error in asdict(validation_errors).items()
     }
 
 

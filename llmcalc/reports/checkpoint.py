@@ -49,11 +49,11 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    part_rows = [
+    prefix_rows = [
         row(prefix, element_count, element_count / total_elements)
         for prefix, element_count in elements_by_prefix.items()
     ]
-    part_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
+    prefix_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
@@ -62,7 +62,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
-    format_columns_used = [
+    format_rows = [
         row(dtype, tensor_count, element_count, byte_count, 8 * byte_count / element_count if element_count else 0)
         for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
     ]
@@ -78,11 +78,11 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
             Table(
                 f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
                 prefix_columns,
-                part_rows,
+                prefix_rows,
                 notes=notes,
                 name="tensors",
             ),
-            Table("By format", format_columns, format_columns_used, name="formats"),
+            Table("By format", format_columns, format_rows, name="formats"),
         ],
     ).with_target(file_name)
 

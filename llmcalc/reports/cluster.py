@@ -139,7 +139,7 @@ def report(
             *assumptions,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             *_uncounted_towers_notes(cluster),
-            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
+            *_sharding_advice(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
             *notes_on_host,
@@ -147,25 +147,25 @@ def report(
             *_launch_notes(launched_run),
         ]
     )
-    part_columns, part_rows = (
+    kind_columns, kind_rows = (
         phase_columns_and_rows(largest_rank.device)
         if cluster.trains
         else memory_kind_columns_and_rows(largest_rank.device)
     )
-    memory_kinds_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
+    memory_kinds_table = Table(preset.display, kind_columns, kind_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
         engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
-        memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
+        memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", kind_columns, kind_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
-    ranks = Table(
+    ranks_table = Table(
         f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", has_priority=has_stages
     )
-    phases_of_rank = Table(
+    phase_table = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
     message_table = Table(
@@ -184,9 +184,9 @@ def report(
         [
             *phase_documents,
             memory_kinds_table,
-            ranks,
-            *_kinds_by_rank(cluster),
-            phases_of_rank,
+            ranks_table,
+            *_memory_kinds_tables(cluster),
+            phase_table,
             *([message_table] if message_table.rows else []),
             fits_table,
         ],
@@ -195,7 +195,7 @@ def report(
 
 
 def _planned_framework_note(planned_framework: Framework | None) -> str:
-    """Writes a note on another framework that `fit`, `plan` and `time` take for the same options; empty without it."""
+    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it is another."""
     if planned_framework is None:
         return ""
     return (
@@ -214,9 +214,7 @@ def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFi
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _whole_replica_notes(
-    cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None
-) -> list[str]:
+def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None) -> list[str]:
     """Returns the advice to shard the model, if no device can hold a whole replica; otherwise no notes."""
     layout = cluster.layout
     is_divided = (
@@ -268,7 +266,8 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
+            f"{setting_name} {_value_text(default_value)}"
+            for setting_name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -362,38 +361,38 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per communication group and kind of message, in the order of the groups."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals_of_groups = totals_by_message.setdefault(
+        group_totals = totals_by_message.setdefault(
             (message.process_group, message.ranks, message.collective_kind), [0, 0, 0]
         )
-        totals_of_groups[0] += message.count
-        totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
-        totals_of_groups[2] += message.count * message.wire_bytes
-    rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
-    ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
+        group_totals[0] += message.count
+        group_totals[1] = max(group_totals[1], message.bytes)
+        group_totals[2] += message.count * message.wire_bytes
+    process_groups = list(dict.fromkeys((process_group, ranks) for process_group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: process_groups.index(message[0][:2]))
     return [
-        row(rank_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
-        for (rank_group, ranks, message_kind), message_totals in ordered_messages
+        row(process_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
+        for (process_group, ranks, message_kind), message_totals in ordered_messages
     ]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
     layer_count = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
-    layers_by_rank: dict[int, list[list[int]]] = {}
+    layers_by_stage: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):
-        layers_by_rank.setdefault(stage.pipeline_rank, []).append(
+        layers_by_stage.setdefault(stage.pipeline_rank, []).append(
             [stage.layers[0], stage.layers[-1]] if stage.layers else []
         )
-    return layers_by_rank
+    return layers_by_stage
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:
-    layers = _layers_by_stage(cluster)
+    layers_by_stage = _layers_by_stage(cluster)
     return [
         row(
             rank.rank,
             rank.stage,
-            ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers[rank.stage]),
+            ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers_by_stage[rank.stage]),
             rank.device.peak_bytes,
             rank.device.after_step_bytes,
             rank.device.reserved_bytes,
@@ -403,7 +402,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
     ]
 
 
-def _kinds_by_rank(cluster: Cluster) -> list[Table]:
+def _memory_kinds_tables(cluster: Cluster) -> list[Table]:
     """Returns a table of each rank's memory at its peak by kind, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
@@ -431,9 +430,9 @@ def _number_ranges(sorted_numbers: Sequence[int]) -> str:
 
 def _serving_notes(cluster: Cluster) -> list[str]:
     """Returns notes about inference on several devices."""
-    layout, tensors = cluster.layout, cluster.device_rank.device.terms[0]
+    layout, tensors_term = cluster.layout, cluster.device_rank.device.terms[0]
     return [
-        *([f"{tensors.status}: {tensors.witness}"] if tensors.status == "estimate" else []),
+        *([f"{tensors_term.status}: {tensors_term.witness}"] if tensors_term.status == "estimate" else []),
         *(["logits stay divided over the vocabulary"] if layout.tp > 1 else []),
         *(["--batch: sequences of each replica"] if layout.dp > 1 else []),
     ]

@@ -98,8 +98,10 @@ class DecodingLoad(NamedTuple):
         software_texts = list(models_by_software)
         if len(software_texts) > 1:  # that of most models stands first
             software_texts = [
-                f"{title} ({', '.join(models)})"
-                for title, models in sorted(models_by_software.items(), key=lambda item: -len(item[1]))
+                f"{title} ({', '.join(model_names)})"
+                for title, model_names in sorted(
+                    models_by_software.items(), key=lambda title_and_models: -len(title_and_models[1])
+                )
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
@@ -134,13 +136,13 @@ def report(
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
         return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     if layout == "columns":
-        block_tables = [list(compared_models)]
+        model_blocks = [list(compared_models)]
     else:
-        block_tables = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
+        model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     return Report(
         json_documents,
         with_notes_below(
-            [_block_table(model_block, lines) for model_block in block_tables],
+            [_block_table(model_block, lines) for model_block in model_blocks],
             [*_compare_notes(compared_models, decoding_load), *warnings],
         ),
     )
@@ -184,9 +186,9 @@ def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[Line]) ->
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
-def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
+def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
+    return lambda quantities: " / ".join(unique_texts([write_shape(stack_shape) for stack_shape in quantities.shapes]))
 
 
 def _ratio_text(ratio: float | None) -> str:
@@ -202,7 +204,7 @@ def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
     return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if is_in_band else "")
 
 
-def _width_ratio(stack_shape: StackShape) -> str:
+def _width_ratio_text(stack_shape: StackShape) -> str:
     return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE}" if stack_shape.mixture_of_experts else "")
 
 
@@ -210,7 +212,7 @@ def _heads_text(shape: StackShape) -> str:
     return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
 
 
-def _kv_heads(stack_shape: StackShape) -> str:
+def _kv_heads_text(stack_shape: StackShape) -> str:
     heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
     if heads is None:
         return "–"
@@ -266,21 +268,21 @@ def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: Decodi
 
 
 _SHAPE_LINES: tuple[Line, ...] = (
-    ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _text_per_stack(lambda s: _integer_text(s.hidden_size))),
-    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.is_in_dense_band))),
-    ("d_ff / h", _text_per_stack(_width_ratio)),
+    ("layers L", _text_per_stack(lambda shape: str(shape.num_hidden_layers))),
+    ("hidden size h", _text_per_stack(lambda shape: _integer_text(shape.hidden_size))),
+    ("h / L", _text_per_stack(lambda shape: aspect_text(shape.aspect_ratio, shape.is_in_dense_band))),
+    ("d_ff / h", _text_per_stack(_width_ratio_text)),
     ("heads × head_dim", _text_per_stack(_heads_text)),
-    ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
-    ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
-    ("vocabulary", lambda q: _integer_text(q.vocab_size)),
-    ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
+    ("heads·head_dim / h", _text_per_stack(lambda shape: _ratio_text(shape.head_ratio))),
+    ("kv heads (/ heads)", _text_per_stack(_kv_heads_text)),
+    ("vocabulary", lambda quantities: _integer_text(quantities.vocab_size)),
+    ("  of parameters", lambda quantities: units.percent(quantities.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _text_per_stack(lambda s: norm_name(s.block))),
-    ("  placement", _text_per_stack(lambda s: norm_placement_of(s.block))),
+    ("norm", _text_per_stack(lambda shape: norm_name(shape.block))),
+    ("  placement", _text_per_stack(lambda shape: norm_placement_of(shape.block))),
     ("activation", _text_per_stack(_activation_text)),
-    ("positions", lambda q: ", ".join(position_encodings(q.spec))),
+    ("positions", lambda quantities: ", ".join(position_encodings(quantities.spec))),
 )
 
 
@@ -422,7 +424,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
                 f"{counts.shape.aspect_ratio:.0f}",
                 _ratio_text(counts.shape.feed_forward_ratio),
                 counts.kv_bytes_per_token,
-                _kv_heads(counts.shape),
+                _kv_heads_text(counts.shape),
                 counts.forward_flops_per_token,
             ][: len(table_columns)]
             + [cell_text(counts) for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())]

@@ -47,7 +47,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     table_rows = [
         row(
             TITLES[amount_name][0],
-            *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_ends(amount)),
+            *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_values(amount)),
             TITLES[amount_name][1],
         )
         for amount_name, amount in cost_amounts.items()
@@ -70,7 +70,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     return Report(_cost_data(preset, hardware, run_cost), [table]).with_target(preset.target)
 
 
-def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
+def _range_values(amount: RangedAmount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
@@ -89,14 +89,14 @@ def _answer_text(run_cost: RunCost) -> str:
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     """Returns low, high and likely time and their unit: days, or less for a run of less than a day."""
     days_amount, digit_count = run_cost.cost.days, 3 if run_cost.is_measured else 2
-    low_text, high_text, likely_text = (amount_text(range_end, digit_count) for range_end in _range_ends(days_amount))
+    low_text, high_text, likely_text = (amount_text(range_end, digit_count) for range_end in _range_values(days_amount))
     if days_amount.high >= 1:
         return low_text, high_text, likely_text, "days"
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_text, high_text, likely_text = (
-        duration_text(end_amount, time_unit, digit_count).removesuffix(f" {time_unit}")
-        for end_amount in _range_ends(seconds)
+        duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for range_end in _range_values(seconds)
     )
     return low_text, high_text, likely_text, time_unit
 
@@ -117,7 +117,7 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     assert run_cost.steps is not None
     step_text = duration_text(run_cost.step.estimate, digit_count=3)
     step_origin = "measured" if run_cost.is_measured else "likely"
-    layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
+    layout = "" if run_cost.plan is None else f", {_planned_layout_text(run_cost.plan)}"
     return (
         f"{plural(run_cost.steps, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}; {_lost_time_text(run_cost)}"
@@ -131,12 +131,10 @@ def _lost_time_text(run_cost: RunCost) -> str:
     return "without restarts, data loading, checkpoints"
 
 
-def _planned_layout(layout_plan: LayoutPlan) -> str:
+def _planned_layout_text(plan: LayoutPlan) -> str:
     """Writes the first layout of a plan, with the recomputation of the layout or of the run's settings."""
-    layout_candidate = layout_plan.ranked_layouts.feasible[0]
-    return candidate_cell(
-        layout_candidate.layout, layout_candidate.recompute or layout_plan.memory.settings.recompute or ""
-    )
+    layout_candidate = plan.ranked_layouts.feasible[0]
+    return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
 
 
 def _step_description(run_cost: RunCost) -> str:
@@ -212,7 +210,10 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
+        "cost": {
+            amount_name: None if amount is None else amount.as_data()
+            for amount_name, amount in run_cost.cost.amounts.items()
+        },
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step is None else run_cost.step.as_data(),

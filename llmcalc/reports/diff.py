@@ -197,7 +197,12 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     shown_nodes = changed_nodes[:SHOWN]
     scale_function = SCALE[shown_nodes[0].unit]
     unit_scale = scale_function(
-        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
+        median_low(
+            abs(node_value)
+            for node in shown_nodes
+            for node_value in (node.before, node.after, node.change)
+            if node_value
+        )
     )
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
         unit_scale = scale_function(largest_change)
@@ -205,8 +210,8 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     def write_value(node_value: float | None) -> DisplayedValue:
         return DisplayedValue(node_value, "–" if node_value is None else unit_scale.write(node_value))
 
-    def write_change(node_value: float) -> DisplayedValue:
-        return DisplayedValue(node_value, ("+" if node_value > 0 else "−") + unit_scale.write(abs(node_value)))
+    def write_change(node_change: float) -> DisplayedValue:
+        return DisplayedValue(node_change, ("+" if node_change > 0 else "−") + unit_scale.write(abs(node_change)))
 
     table_rows = [
         row(node.name, write_value(node.before), write_value(node.after), write_change(node.change))
@@ -256,4 +261,6 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
-    return {name: getattr(quantity_change, name) for name in ("name", "unit", "before", "after", "change")}
+    return {
+        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
+    }

@@ -204,10 +204,10 @@ class Report(NamedTuple):
         ]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
-            known_names = "expected no --table, since the answer is one table"
+            expected_text = "expected no --table, since the answer is one table"
             if table_names:
-                known_names = f"expected one of {', '.join(table_names)}"
-            raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
+                expected_text = f"expected one of {', '.join(table_names)}"
+            raise InputError(f"--table: there is no table '{table_or_list}'; {expected_text}")
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
@@ -247,12 +247,12 @@ class Report(NamedTuple):
         tables: list[Table] = []
         remaining_note_count, hidden_note_count = MOST_NOTES, 0
         for table in [*self.tables, None]:
-            left_out_notes = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
-            left_out_notes += (
+            omission_parts = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
+            omission_parts += (
                 [f"{hidden_note_count} more note{'s' * (hidden_note_count > 1)}"] if hidden_note_count else []
             )
-            if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
+            if omission_parts and (table is None or table.answer):
+                notes = [*tables[-1].notes, f"{', '.join(omission_parts)}: {omission_text}"]
                 tables[-1], hidden_note_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
@@ -285,15 +285,15 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
 def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]) -> Report:
     """Returns the report after a function `change_text` is applied to every text."""
 
-    def changed_text_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+    def writer_of_changed_text(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda cell_value: change_text(format_value(cell_value))
 
-    def changed_cell(cell_value: Any) -> Any:
+    def change_cell(cell_value: Any) -> Any:
         if isinstance(cell_value, DisplayedValue):
-            return DisplayedValue(changed_cell(cell_value.value), change_text(cell_value.text))
+            return DisplayedValue(change_cell(cell_value.value), change_text(cell_value.text))
         return change_text(cell_value) if isinstance(cell_value, str) else cell_value
 
-    def note_with_changed_text(note: str) -> str:
+    def change_note(note: str) -> str:
         return LinkedNote(change_text(note)) if isinstance(note, LinkedNote) else change_text(note)
 
     tables = [
@@ -301,12 +301,12 @@ def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]
             title=change_text(table.title),
             answer=change_text(table.answer),
             subtitle=change_text(table.subtitle),
-            notes=[note_with_changed_text(note) for note in table.notes],
+            notes=[change_note(note) for note in table.notes],
             columns=[
-                column._replace(title=change_text(column.title), write=changed_text_writer(column.write))
+                column._replace(title=change_text(column.title), write=writer_of_changed_text(column.write))
                 for column in table.columns
             ],
-            rows=[row._replace(cells=[changed_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
+            rows=[row._replace(cells=[change_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
             target=printable(table.target),  # as the user typed it, in any encoding
         )
         for table in report.tables

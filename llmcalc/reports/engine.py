@@ -64,7 +64,7 @@ def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
     if len(engine_uses) == 1:
         return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
     return Report(
-        [_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]
+        [_engine_document(engine_use) for engine_use in engine_uses], [_engine_columns_table(engine_uses)]
     ).with_target(engine_uses[0].preset.target)
 
 
@@ -258,7 +258,9 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed_flags.items())
+    defaults_text = ", ".join(
+        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed_flags.items()
+    )
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
     if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
@@ -286,16 +288,16 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
 
 
 def _host_layer_notes(engine_use: EngineUse, engine_options: Sequence[EngineOption]) -> list[str]:
-    """Returns a note on the memory of the host that placements on the named accelerator take for its layers."""
-    sizes_by_placement = [
-        f"{units.GIB.write(int(option.memory.host['ram_bytes']))} {units.GIB.name}"
-        + (f" with {flags_text}" if (flags_text := _flags_text(engine_use, option.flags)) else "")
-        for option in engine_options
-        if option.hardware.name == engine_options[0].hardware.name
-        and option.memory.host
-        and not option.memory.has_all_layers_on_devices
+    """Returns a note on the host memory of the layers that do not fit on the named accelerator."""
+    placement_texts = [
+        f"{units.GIB.write(int(engine_option.memory.host['ram_bytes']))} {units.GIB.name}"
+        + (f" with {flags_text}" if (flags_text := _flags_text(engine_use, engine_option.flags)) else "")
+        for engine_option in engine_options
+        if engine_option.hardware.name == engine_options[0].hardware.name
+        and engine_option.memory.host
+        and not engine_option.memory.has_all_layers_on_devices
     ]
-    return [f"memory of the host for its layers: {', '.join(sizes_by_placement)}"] if sizes_by_placement else []
+    return [f"memory of the host for its layers: {', '.join(placement_texts)}"] if placement_texts else []
 
 
 def _limit_notes(engine_use: EngineUse) -> list[str]:
@@ -337,22 +339,22 @@ def _terms_table(engine_use: EngineUse) -> Table:
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
         title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
-        token_cells = [
+        row_cells = [
             title,
             _signed_bytes(memory_term, has_budget),
             memory_term.status,
             _memory_term_source(memory_term),
         ]
-        table_rows.append(Row(token_cells, is_bold=memory_term.name in CACHE_TERMS))
+        table_rows.append(Row(row_cells, is_bold=memory_term.name in CACHE_TERMS))
     engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
-    token_cells = [
+    row_cells = [
         "tokens",
         None,
         "",
         f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_users())} users at once",
     ]
-    table_rows.append(Row(token_cells))
+    table_rows.append(Row(row_cells))
     notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
     return Table(
         _title_text(engine_use),
@@ -405,7 +407,7 @@ def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
     return f"{flag_change.flag}, on {device_phrase(flag_change.devices, engine_use.hardware.title)}"
 
 
-def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
+def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     """Returns a table of memory terms with one column per engine."""
     engine_names = [_engine_name(engine_use) for engine_use in engine_uses]
     table_columns = [
@@ -415,7 +417,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
             for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
-    term_names = list(dict.fromkeys(term.name for use in engine_uses for term in use.memory.terms))
+    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     table_rows = [
         row(
             TITLES.get(term_name, term_name),
@@ -498,7 +500,10 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.spelling(name, uses_short_flags), value) for name, value in engine_flags.items()]
+    return [
+        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
+        for flag_name, flag_value in engine_flags.items()
+    ]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
@@ -511,4 +516,7 @@ def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
 
 def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
     """Returns flags with their values, as users type them."""
-    return " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))
+    return " ".join(
+        f"{flag_name} {flag_value}"
+        for flag_name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
+    )

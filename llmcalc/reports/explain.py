@@ -42,7 +42,7 @@ RECORDS = (
     Column("symbolic", "formula", justify="left"),
     Column("latex", "LaTeX", justify="left"),
     Column("substituted", "with values", justify="left"),
-    Column("value", "value", lambda v: units.exact_text(v) if isinstance(v, int) else str(v)),
+    Column("value", "value", lambda value: units.exact_text(value) if isinstance(value, int) else str(value)),
     Column("unit", "unit", justify="left"),
     Column("source", "source", justify="left"),
 )
@@ -54,24 +54,24 @@ def report(
     as_latex: bool = False,
     as_records: bool = False,
     with_bibtex: bool = False,
-    rank_share: SelectedRank | None = None,
+    selected_rank: SelectedRank | None = None,
 ) -> Report:
     """Returns the report of the formulas as data and as tables.
 
     as_latex: whether the text is LaTeX in place of tables.
     as_records: whether the table has one row per formula, for CSV and Markdown.
     with_bibtex: whether BibTeX entries of the sources are added to LaTeX.
-    rank_share: the rank that is counted; default the whole model.
+    selected_rank: the rank that is counted; default the whole model.
     """
     record_rows = [
-        _formula_record(explanation, node_position, formula)
+        _formula_record(explanation, formula_node, formula)
         for formula_section in explanation.sections
-        for node_position in formula_section.formula_nodes
+        for formula_node in formula_section.formula_nodes
         for formula in formula_section.formulas
     ]
     json_document = {
         "model": model_data(preset),
-        **rank_data(rank_share),
+        **rank_data(selected_rank),
         "node": explanation.node,
         "setting": _setting_text(explanation),
         "formulas": record_rows,
@@ -80,11 +80,11 @@ def report(
     warnings = _missing_sympy_notes(explanation)
     if as_records:
         return Report(
-            json_document, [_record_tables(preset, explanation, record_rows, rank_share)], warnings=warnings
+            json_document, [_record_tables(preset, explanation, record_rows, selected_rank)], warnings=warnings
         ).with_target(preset.target)
     if as_latex:
-        return Report(json_document, text=_latex_text(preset, explanation, with_bibtex, rank_share))
-    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
+        return Report(json_document, text=_latex_text(preset, explanation, with_bibtex, selected_rank))
+    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, selected_rank)
     return Report(json_document, tables, warnings=warnings)
 
 
@@ -92,22 +92,22 @@ def report(
 
 
 def _setting_text(explanation: Explanation) -> dict[str, Any]:
-    formula_setting, training = explanation.formulas.setting, explanation.training
-    if training is None:
+    formula_setting, training_setting = explanation.formulas.setting, explanation.training
+    if training_setting is None:
         return {"keys": formula_setting.seq, "pairs": formula_setting.pairs, "dtype": formula_setting.dtype}
     return {
-        "batch": training.batch,
+        "batch": training_setting.batch,
         "seq": formula_setting.seq,
-        "dtype": training.dtype,
-        "attn_implementation": training.attention,
-        "recompute": training.recompute,
+        "dtype": training_setting.dtype,
+        "attn_implementation": training_setting.attention,
+        "recompute": training_setting.recompute,
     }
 
 
-def _formula_record(explanation: Explanation, node_position: FormulaNode, formula: Formula) -> dict[str, Any]:
+def _formula_record(explanation: Explanation, formula_node: FormulaNode, formula: Formula) -> dict[str, Any]:
     return {
-        "node": node_position.name,
-        "path": node_position.path,
+        "node": formula_node.name,
+        "path": formula_node.path,
         "quantity": formula.quantity,
         **{
             key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
@@ -116,8 +116,8 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
-        "repeat": node_position.copies,
-        "source": node_position.source,
+        "repeat": formula_node.copies,
+        "source": formula_node.source,
     }
 
 
@@ -154,11 +154,11 @@ def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _node_tables(preset: Preset, explanation: Explanation, rank_share: SelectedRank | None) -> list[Table]:
+def _node_tables(preset: Preset, explanation: Explanation, selected_rank: SelectedRank | None) -> list[Table]:
     """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
     for formula_section in explanation.sections:
-        node_source, is_first_row = formula_section.formula_nodes[0].source, not tables
+        node_source, is_first_table = formula_section.formula_nodes[0].source, not tables
         formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in formula_section.formulas]
         line_width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         table_rows: list[Row] = []
@@ -173,29 +173,29 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: SelectedR
             Column("formula", _section_heading(formula_section), justify="left"),
         )
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
-        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first_row else ""
+        model_text = subtitle_with_rank(headline(preset.model), selected_rank) if is_first_table else ""
         tables.append(
             Table(
-                preset.display if is_first_row else "",
+                preset.display if is_first_table else "",
                 table_columns,
                 table_rows,
                 model_text,
                 without_repetitions(notes),
             )
         )
-    rank_model = counted_rank_notes(rank_share)
+    rank_notes = counted_rank_notes(selected_rank)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
         [
             *_missing_sympy_notes(explanation),
-            *rank_model,
+            *rank_notes,
             *_training_notes(explanation),
             *_convention_notes(explanation),
         ],
     )
 
 
-def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: SelectedRank | None) -> list[Table]:
+def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: SelectedRank | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
     model_section, has_only_values = explanation.sections[-1], not explanation.formulas.has_symbols
@@ -204,7 +204,8 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
         LINE
         - 4
         - max(
-            len("  " * section.depth + name) for section, name in zip(explanation.sections, section_names, strict=True)
+            len("  " * section.depth + section_name)
+            for section, section_name in zip(explanation.sections, section_names, strict=True)
         )
     )
     for formula in model_section.formulas:
@@ -222,9 +223,9 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
                 "in units of h", [write_expression(formula.hidden_expression)], line_width, is_bold=True
             )
         table_columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
-        is_first_row = not tables
-        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first_row else ""
-        tables.append(Table(preset.display if is_first_row else "", table_columns, table_rows, model_text))
+        is_first_table = not tables
+        model_text = subtitle_with_rank(headline(preset.model), selected_rank) if is_first_table else ""
+        tables.append(Table(preset.display if is_first_table else "", table_columns, table_rows, model_text))
     has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
     proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
     proportions_text = ", ".join(
@@ -237,7 +238,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
     notes = [
         *_missing_sympy_notes(explanation),
         repeat_text,
-        *counted_rank_notes(rank_share),
+        *counted_rank_notes(selected_rank),
         *_training_notes(explanation),
         f"in units of h: {proportions_text}" if proportions_text else "",
         *_source_notes(explanation),
@@ -262,11 +263,11 @@ def _component_rows(
         for formula in (
             section_formula for section_formula in formula_section.formulas if section_formula.quantity == quantity
         ):
-            formula_value = write_expression(formula.length_expression, FormulaStyle(groups_digits=True))
+            formula_text = write_expression(formula.length_expression, FormulaStyle(groups_digits=True))
             if lacks_symbols:
-                formula_texts = [formula_value]
+                formula_texts = [formula_text]
             else:
-                formula_texts = list(dict.fromkeys((write_expression(formula.expression), formula_value)))
+                formula_texts = list(dict.fromkeys((write_expression(formula.expression), formula_text)))
             component_blocks[-1].append(
                 (formula_section, section_name, _formula_texts_with_unit(formula_texts, formula))
             )
@@ -294,12 +295,12 @@ def _component_rows(
 
 def _component_text(formula_section: FormulaSection) -> str:
     """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
-    node_position = formula_section.formula_nodes[0]
-    if not node_position.path_names:
+    formula_node = formula_section.formula_nodes[0]
+    if not formula_node.path_names:
         return "in units of h"
-    node_name, node_label, _ = node_position.path_names[-1]
-    displayed_name = f"{node_name} ({node_label})" if node_label else node_name
-    repeat_count = node_position.symbolic_node.repeat
+    component_name, node_label, _ = formula_node.path_names[-1]
+    displayed_name = f"{component_name} ({node_label})" if node_label else component_name
+    repeat_count = formula_node.symbolic_node.repeat
     return displayed_name if type(repeat_count) is int and repeat_count == 1 else f"{displayed_name} × {repeat_count}"
 
 
@@ -388,7 +389,9 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(node_path.copies for node_path in formula_section.formula_nodes if not node_path.optional_part)
+    repeat_count = sum(
+        formula_node.copies for formula_node in formula_section.formula_nodes if not formula_node.optional_part
+    )
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
         if len(set(name_parts)) > 1:
@@ -401,9 +404,11 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional_part]
-    repeat_count = sum(node_path.copies for node_path in counted_paths)
-    paths_text = ", ".join(node_path.path or "model" for node_path in counted_paths or formula_section.formula_nodes)
+    counted_paths = [formula_node for formula_node in formula_section.formula_nodes if not formula_node.optional_part]
+    repeat_count = sum(formula_node.copies for formula_node in counted_paths)
+    paths_text = ", ".join(
+        formula_node.path or "model" for formula_node in counted_paths or formula_section.formula_nodes
+    )
     left_out_paths = (
         ", ".join(path.path for path in formula_section.formula_nodes if path.optional_part) if counted_paths else ""
     )
@@ -435,11 +440,9 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 def _source_notes(explanation: Explanation) -> list[str]:
     paths_by_source: dict[str, list[str]] = {}
     for formula_section in explanation.sections:
-        for node_position in formula_section.formula_nodes:
-            if node_position.numeric_node.source and node_position.path_names:
-                paths_by_source.setdefault(node_position.numeric_node.source, []).append(
-                    node_position.path_names[-1][0]
-                )
+        for formula_node in formula_section.formula_nodes:
+            if formula_node.numeric_node.source and formula_node.path_names:
+                paths_by_source.setdefault(formula_node.numeric_node.source, []).append(formula_node.path_names[-1][0])
     source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
@@ -475,13 +478,14 @@ def _missing_sympy_notes(explanation: Explanation) -> list[str]:
 
 def _training_notes(explanation: Explanation) -> list[str]:
     """Returns notes about activations and the training settings under which they are counted."""
-    training = explanation.training
-    if training is None:
+    training_setting = explanation.training
+    if training_setting is None:
         return []
-    recompute_text = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    recompute_text = "" if training_setting.recompute == "none" else f"; --recompute {training_setting.recompute}"
     return [
         *explanation.notes,
-        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recompute_text}",
+        f"activations kept for the backward pass, in {training_setting.dtype}; "
+        f"attention: {training_setting.attention}{recompute_text}",
         "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
         "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
     ]
@@ -491,25 +495,25 @@ def _training_notes(explanation: Explanation) -> list[str]:
 
 
 def _record_tables(
-    preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], rank_share: SelectedRank | None
+    preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
     cells_by_row = [[row[column.key] for column in RECORDS] for row in record_rows]
     return Table(
         preset.display,
         RECORDS,
         [Row(column) for column in cells_by_row],
-        subtitle_with_rank(headline(preset.model), rank_share),
+        subtitle_with_rank(headline(preset.model), selected_rank),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, rank_share: SelectedRank | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, selected_rank: SelectedRank | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
     with_bibtex: whether BibTeX entries of the papers are added.
     """
     latex_lines: list[str] = [
-        _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
+        _latex_comment(preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}"))
     ]
     for formula_section in explanation.sections:
         latex_lines.append(
@@ -526,8 +530,8 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, ran
             )
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
-                (quantity_tex if formula_index == 0 else "") + f" &= {formula_text}"
-                for formula_index, formula_text in enumerate(dict.fromkeys(formula_texts))
+                (quantity_tex if step_index == 0 else "") + f" &= {formula_text}"
+                for step_index, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()

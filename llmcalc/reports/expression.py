@@ -100,7 +100,7 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
     if isinstance(expression, sympy.Min | sympy.Max):
         function_name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(
-            write_expression(argument, formula_style) for argument in sorted(expression.args, key=_term_order)
+            write_expression(argument, formula_style) for argument in sorted(expression.args, key=_term_sort_key)
         )
         return (
             rf"\{function_name}({arguments_text})" if formula_style.is_latex else f"{function_name}({arguments_text})"
@@ -114,8 +114,8 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
     """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, formula_style)]
-    constants_first = formula_style.groups_digits and len(expression.free_symbols) == 1
-    ordered_terms = sorted(expression.args, key=_polynomial_degree if constants_first else _term_order)
+    puts_constants_first = formula_style.groups_digits and len(expression.free_symbols) == 1
+    ordered_terms = sorted(expression.args, key=_polynomial_degree if puts_constants_first else _term_sort_key)
     term_texts: list[str] = []
     for term_index, formula_term in enumerate(ordered_terms):
         is_negative = formula_term.could_extract_minus_sign()
@@ -128,12 +128,12 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
 
 
 def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
-    coefficient, factor_part = expression.as_coeff_Mul()
+    coefficient, symbolic_factor = expression.as_coeff_Mul()
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
     for base_expression, exponent in sorted(
-        (factor_and_exponent.as_base_exp() for factor_and_exponent in factor_part.as_ordered_factors()),
-        key=lambda power: (bool(power[1] < 0), _factor_order(power[0])),
+        (factor_and_exponent.as_base_exp() for factor_and_exponent in symbolic_factor.as_ordered_factors()),
+        key=lambda power: (bool(power[1] < 0), _factor_sort_key(power[0])),
     ):
         (numerator_factors if exponent > 0 else denominator_factors).append(
             _write_power(base_expression, abs(int(exponent)), formula_style)
@@ -201,7 +201,7 @@ def _letter_order_key(letter_order: str) -> Callable[[str], tuple[int, str]]:
     return lambda name: (letter_order.find(name[0]) if name[0] in letter_order else len(letter_order), name)
 
 
-def _factor_order(base_expression: Any) -> tuple[int, tuple[int, str]]:
+def _factor_sort_key(base_expression: Any) -> tuple[int, tuple[int, str]]:
     """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
     if base_expression.is_Symbol:
         return (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
@@ -221,18 +221,18 @@ def _polynomial_degree(expression: Any) -> Any:
     return max((_polynomial_degree(argument) for argument in expression.args), default=0)
 
 
-def _term_order(formula_term: Any) -> tuple[Any, ...]:
+def _term_sort_key(formula_term: Any) -> tuple[Any, ...]:
     """Returns the sort key of a term in a sum.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
-    letter_rank = _letter_order_key(SUM_ORDER)
+    letter_order_key = _letter_order_key(SUM_ORDER)
     symbol_order: list[tuple[int, str]] = []
     for factor in formula_term.as_ordered_factors() if formula_term.is_Mul else [formula_term]:
         base_expression, exponent = factor.as_base_exp()
         symbol_names = [symbol.name for symbol in base_expression.free_symbols]
         repeat_count = abs(int(exponent)) if base_expression.is_Symbol else 1
-        symbol_order += [letter_rank(symbol_name) for symbol_name in symbol_names] * repeat_count
+        symbol_order += [letter_order_key(symbol_name) for symbol_name in symbol_names] * repeat_count
     return (
         bool(formula_term.could_extract_minus_sign()),
         -_polynomial_degree(formula_term),

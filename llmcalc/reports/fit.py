@@ -74,16 +74,20 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     )
     table_rows = [
         row(
-            option.fit.hardware.name,
-            option.devices,
-            "" if option.layout is None else layout_cell(option.layout),
-            option.fit.needed_bytes,
-            option.fit.share,
-            fit_verdict_text(option.fit),
+            hardware_option.fit.hardware.name,
+            hardware_option.devices,
+            "" if hardware_option.layout is None else layout_cell(hardware_option.layout),
+            hardware_option.fit.needed_bytes,
+            hardware_option.fit.share,
+            fit_verdict_text(hardware_option.fit),
         )
-        for option in hardware_options
+        for hardware_option in hardware_options
     ]
-    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
+    replica_note = (
+        "dp: replicas, which share the users"
+        if any(hardware_option.users for hardware_option in hardware_options)
+        else ""
+    )
     engine_note = (
         f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
         "several of Apple, and where llama.cpp does not run, by torch's kernels"
@@ -98,7 +102,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         engine_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple, one laptop; --hardware says what "
         "else would make it fit",
-        *verdict_notes([option.fit for option in hardware_options]),
+        *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
     ]
     json_document = {
         "model": model_data(preset),
@@ -151,13 +155,13 @@ def report(
         row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    shared_content = _FitReportContent(
+    report_content = _FitReportContent(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
         [
             *(() if fit_answer.decoding else engine_notes),
-            *_split_notes(fit_answer, options),
+            *_layer_split_notes(fit_answer, options),
             *_search_notes(fit_answer),
         ],
     )
@@ -166,11 +170,11 @@ def report(
         "decoding": [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding],
     }
     if fit_answer.decoding:
-        shared_content = shared_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
+        report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
         changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return shared_content.report(
+    return report_content.report(
         preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, json_document, changes_note
     )
 
@@ -214,27 +218,27 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
 
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
-    layout_plan = fit_answer.layout_plan
+    plan = fit_answer.layout_plan
     accelerator_fit = fit_answer.fit
     best_candidate = fit_answer.best_candidate
     memory_use = fit_answer.memory.states
-    table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices)]
+    table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, plan.devices)]
     if accelerator_fit.verdict == "fits":
         table_rows += [
             row("sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch),
             row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
         ]
-    framework_title, layout_count = layout_plan.framework.title, layout_plan.ranked_layouts.tried_count
+    framework_title, layout_count = plan.framework.title, plan.ranked_layouts.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
-    order_position = "the only layout"
+    position_text = "the only layout"
     if layout_count != 1:
-        order_position = f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
+        position_text = f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
     framework_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [
-        *notes_on_other_accelerators(layout_plan),
-        f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
-        f"fewest: halves and doubles of {plural(layout_plan.devices, 'device')} were tried"
+        *notes_on_other_accelerators(plan),
+        f"kernels and buffers of {framework_title} (--framework {plan.framework.name}); {position_text}",
+        f"fewest: halves and doubles of {plural(plan.devices, 'device')} were tried"
         f"{framework_text if accelerator_fit.verdict == 'no' else ''}"
         f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
@@ -243,28 +247,27 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     json_document = {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
-        "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, layout_plan.framework)),
+        "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, plan.framework)),
         "hardware": accelerator_fit.hardware.name,
-        "devices": layout_plan.devices,
-        "framework": layout_plan.framework.name,
+        "devices": plan.devices,
+        "framework": plan.framework.name,
         "layout": best_candidate.layout.data(),
         **_fit_data(accelerator_fit),
         "needed_devices": fit_answer.fewest_devices,
         "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
         "needed_framework": None if needed_framework is None else needed_framework.name,
-        "options": options_data([HardwareOption(layout_plan.devices, best_candidate.layout, accelerator_fit)]),
+        "options": options_data([HardwareOption(plan.devices, best_candidate.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
-    shared_content = _FitReportContent(
+    report_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on "
-        f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
-        f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
-        f"{layout_text(best_candidate.layout)}",
+        f"{device_phrase(plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
+        f"{run_text(memory_use)}, {plural(plan.global_batch, 'sequence')} a step, {layout_text(best_candidate.layout)}",
         table_rows,
         notes,
     )
-    return shared_content.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
+    return report_content.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
@@ -300,11 +303,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             f"replicas of equal size divide the devices, and none of the sizes that divide {devices} fits; one of "
             f"{plural(fewest_devices, 'device')} does",
         )
-    needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
-    table_columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
+    needed_column, share_column, verdict_column = CHANGE_COLUMNS[1:]
+    table_columns = [Column("layout", "layout", justify="left"), needed_column, share_column, verdict_column]
     has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
     if has_decoding_times:
-        table_columns[-1:] = [*DECODING_COLUMNS, verdict]
+        table_columns[-1:] = [*DECODING_COLUMNS, verdict_column]
     layout_rows = [
         row(
             layout_cell(tried_replica.layout),
@@ -352,7 +355,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             for tried_replica in serving_answer.tried_replicas
         ],
     }
-    shared_content = _FitReportContent(
+    report_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}"
         + (f" under {engine_title}" if engine_title else ""),
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
@@ -360,7 +363,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         notes,
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return shared_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
+    return report_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
@@ -397,9 +400,9 @@ class _FitReportContent(NamedTuple):
             f"{units.GIB.write(accelerator_fit.capacity)} {units.GIB.name} ({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
-        first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        first_notes += tag_notes(preset, memory.settings.quantize)
-        notes = without_repetitions([*warnings, *first_notes, *self.notes, *verdict_notes(shown_fits)])
+        tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
+        tight_notes += tag_notes(preset, memory.settings.quantize)
+        notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
         if run_changes:
@@ -442,10 +445,10 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
-def _split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
+def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
     """Returns the note that the engine fits on no number of accelerators among which it divides layers."""
     hardware = fit_answer.fit.hardware
-    has_fitting_option = any(option.fit.verdict != "no" for option in options)
+    has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
     if not fit_answer.engine_title or is_whole_computer(hardware) or has_fitting_option:
         return []
     return [f"{fit_answer.engine_title} divides layers among up to {MOST_SPLIT_DEVICES}, on none of which they fit"]
@@ -459,8 +462,11 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
     is_fitting = accelerator_fit.verdict != "no"
     if not fit_answer.engine_title or is_fitting or accelerator_fit.hardware.unified_memory:
         return []
-    title = fit_answer.engine_title
-    return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]
+    engine_title = fit_answer.engine_title
+    return [
+        f"{engine_title} starts with layers on the host too, and is slower then "
+        f"(--engine {engine_title.lower()} has its flags)"
+    ]
 
 
 def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:

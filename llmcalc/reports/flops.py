@@ -55,25 +55,25 @@ def report(
     preset: Preset,
     flop_count: FlopCount,
     rules_of_thumb: Sequence[FlopRule] = (),
-    rank_share: SelectedRank | None = None,
+    selected_rank: SelectedRank | None = None,
     measured_run: Utilization | None = None,
 ) -> Report:
     """Returns the report of the FLOPs of one pass as data and as a table.
 
     rules_of_thumb: rules of thumb, whose table comes first; default none.
-    rank_share: the rank that is counted; default the whole model.
+    selected_rank: the rank that is counted; default the whole model.
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long_notes(flop_count.spec, flop_count.workload)
     notes = (
         warnings
         + unread_format_notes(preset)
-        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
+        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(selected_rank)))
         + _count_notes(flop_count)
     )
     json_document: dict[str, Any] = {
         "model": model_data(preset),
-        **rank_data(rank_share),
+        **rank_data(selected_rank),
         "workload": {
             **asdict(flop_count.workload),
             **asdict(flop_count.run_config.counting),
@@ -96,7 +96,7 @@ def report(
         "notes": notes,
         "tree": _tree_data(flop_count),
     }
-    tables = [_component_table(preset, flop_count, notes, rank_share)]
+    tables = [_component_table(preset, flop_count, notes, selected_rank)]
     if rules_of_thumb:
         json_document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
         tables.insert(
@@ -130,11 +130,11 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     return node_data
 
 
-def _rank_notes(rank_share: SelectedRank | None) -> list[str]:
+def _rank_notes(selected_rank: SelectedRank | None) -> list[str]:
     """Returns notes about the tokens and the experts of the counted rank."""
-    if rank_share is None:
+    if selected_rank is None:
         return []
-    layout = rank_share.layout
+    layout = selected_rank.layout
     return [
         *(["--batch: sequences of each replica"] if layout.dp > 1 else []),
         *([f"1/{layout.cp} of the tokens of each sequence; every rank computes as much"] if layout.cp > 1 else []),
@@ -143,7 +143,7 @@ def _rank_notes(rank_share: SelectedRank | None) -> list[str]:
 
 
 def _component_table(
-    preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: SelectedRank | None
+    preset: Preset, flop_count: FlopCount, notes: Sequence[str], selected_rank: SelectedRank | None
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
     flops_scale = units.decimal_scale(total_flops, "FLOPs")
@@ -172,14 +172,14 @@ def _component_table(
         )
 
     table_rows: list[Row] = []
-    score_flops, index_scores = (
+    score_flops, index_flops = (
         cost_by_kind(flop_count.tree, count_cost, flop_count.run_config, flop_count.include)
         for count_cost in (score_flops_of, index_score_flops_of)
     )
     for component, flops in flop_count.by_component.items():
         table_rows.append(component_row(component, flops))
         if component in score_flops:
-            selection_flops = index_scores.get(component, 0)
+            selection_flops = index_flops.get(component, 0)
             table_rows += [
                 component_row("projections", flops - score_flops[component] - selection_flops, 1),
                 component_row("scores", score_flops[component], 1),
@@ -193,7 +193,9 @@ def _component_table(
             "recomputation": flop_count.recomputed,
         }
         table_rows += [
-            component_row(name, flops, 1)._replace(is_sum=True) for name, flops in phase_texts.items() if flops
+            component_row(phase_text, flops, 1)._replace(is_sum=True)
+            for phase_text, flops in phase_texts.items()
+            if flops
         ]
     other_convention = OTHER[flop_count.pairs]
     table_rows.append(
@@ -203,7 +205,7 @@ def _component_table(
             is_bold=True,
         )
     )
-    pass_text = subtitle_with_rank(headline(flop_count), rank_share)
+    pass_text = subtitle_with_rank(headline(flop_count), selected_rank)
     return Table(
         preset.display, table_columns, table_rows, pass_text, notes, units.flops(total_flops), name="components"
     )
@@ -220,7 +222,8 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
     experts_note = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
-        f"; also not counted, as it is element by element: {name}" for name in _uncounted_operations(flop_count.spec)
+        f"; also not counted, as it is element by element: {operation_name}"
+        for operation_name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts_note] if experts_note else []
@@ -231,10 +234,10 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         )
         notes += _decoding_notes(flop_count)
     elif workload.phase == "prefill":
-        rank_notes = (
+        context_text = (
             f"after {plural(workload.context, 'token')} of each sequence in its cache; " if workload.context else ""
         )
-        notes.append(f"prefill: {rank_notes}logits at the last position only")
+        notes.append(f"prefill: {context_text}logits at the last position only")
     elif "lm_head" in flop_count.by_component:
         notes.append("logits at every position")
     if workload.phase == "training":
@@ -291,10 +294,10 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
 
 
 def _training_notes(flop_count: FlopCount) -> list[str]:
-    attention = "2.5 × forward (flash attention computes the scores once more)"
+    attention_text = "2.5 × forward (flash attention computes the scores once more)"
     if flop_count.run_config.attention not in ("flash", "sdpa"):
-        attention = "2 × forward (eager)"
-    notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
+        attention_text = "2 × forward (eager)"
+    notes = [f"backward: 2 × forward for products with weights; attention scores {attention_text}"]
     if flop_count.recomputed:
         notes.append(_recompute_note(flop_count.run_config.execution.recompute))
         saved_flops = flop_count.skipped_by_early_stop
@@ -317,8 +320,8 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     execution_entry = asdict(execution)
     execution_entry["recompute"] = {
-        "kept" if name == "saved_operations" else name: option_value
-        for name, option_value in execution_entry["recompute"].items()
+        "kept" if option_name == "saved_operations" else option_name: option_value
+        for option_name, option_value in execution_entry["recompute"].items()
     }
     return execution_entry
 
@@ -331,13 +334,13 @@ def _recompute_note(recompute: Recompute) -> str:
         return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
     if recompute.saved_operations:
         return "recomputation: convolutions once more; matrix products and attention are kept"
-    recomputed_part = (
+    recomputed_text = (
         "every layer's forward"
         if recompute.every == 1
         else f"the forward of {'all layers but ' * recompute.spares}layers 0, {recompute.every}, "
         f"{2 * recompute.every}, …"
     )
-    return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
+    return f"recomputation: {recomputed_text} once more, as torch's reentrant checkpointing runs it"
 
 
 def _node_figures_function(included_parts: frozenset[str]) -> Figures:

@@ -137,14 +137,14 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         (hardware.peak_flops, ""),
         (hardware.float16_accumulation_flops, ", fp16 sums"),
     ):
-        for dtype, peak in _peaks_by_format_name(peaks_by_dtype).items():
+        for dtype, peak_flops in _peaks_by_format_name(peaks_by_dtype).items():
             unit_text = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            ridge_intensity = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
+            ridge_intensity = None if hardware.memory_bandwidth is None else peak_flops / hardware.memory_bandwidth
             table_rows.append(
                 row(
                     f"peak {units.short_dtype(dtype)}{accumulation_text}",
-                    units.amount(peak, unit_text),
-                    peak,
+                    units.amount(peak_flops, unit_text),
+                    peak_flops,
                     unit_text,
                     ridge_intensity,
                 )

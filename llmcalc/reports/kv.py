@@ -28,17 +28,17 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
-def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = None) -> Report:
+def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
     """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
-    rank_share: the rank that is counted; default the whole model.
+    selected_rank: the rank that is counted; default the whole model.
     """
     workload, model_changes = cache.workload, cache.what_if
     warnings = too_long_notes(cache.spec, workload)
     notes = (
         warnings
         + unread_format_notes(preset)
-        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(cache, rank_share)))
+        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(cache, selected_rank)))
         + _published_format_notes(preset, cache)
         + _cache_notes(cache)
     )
@@ -50,7 +50,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = N
     )
     json_document: dict[str, Any] = {
         "model": model_data(preset),
-        **rank_data(rank_share),
+        **rank_data(selected_rank),
         "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
@@ -76,7 +76,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = N
     return Report(
         json_document,
         [
-            _kinds_table(preset, cache, byte_scale, notes, rank_share),
+            _kinds_table(preset, cache, byte_scale, notes, selected_rank),
             _changed_model_rows(cache, model_changes, byte_scale),
             _growth_table(cache, byte_scale),
         ],
@@ -88,16 +88,16 @@ def _dtype_names(cache_size: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache_size.dtype in DTYPES else [cache_size.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache_size: CacheSize, rank_share: SelectedRank | None) -> list[str]:
+def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> list[str]:
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
-    if rank_share is None:
+    if selected_rank is None:
         return []
     undivided_bytes = bits_to_bytes(
-        rank_share.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
+        selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
     )
-    copies_per_group = cache_size.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
-        *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
+        *(["--batch: sequences of each replica"] if selected_rank.layout.dp > 1 else []),
         *(
             [f"the ranks of a tensor group cache {copies_per_group:.4g} × the bytes of one copy"]
             if copies_per_group > 1
@@ -121,7 +121,7 @@ def _kinds_table(
     cache_size: CacheSize,
     byte_scale: units.UnitScale,
     notes: list[str],
-    rank_share: SelectedRank | None,
+    selected_rank: SelectedRank | None,
 ) -> Table:
     table_columns = (
         Column("layer_kind", "layer type", justify="left"),
@@ -143,7 +143,7 @@ def _kinds_table(
         for layer_group in cache_size.groups
     ]
     table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
-    cache_text = subtitle_with_rank(headline(cache_size), rank_share)
+    cache_text = subtitle_with_rank(headline(cache_size), selected_rank)
     return Table(
         preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
     )
@@ -182,11 +182,11 @@ def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], 
             for dtype in dtype_names
         ),
     ]
-    rows_with_ratio = [
+    table_rows = [
         row(title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names), is_bold=not row_index)
         for row_index, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
-    return Table("", table_columns, rows_with_ratio, name="what-if")
+    return Table("", table_columns, table_rows, name="what-if")
 
 
 def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
@@ -207,13 +207,13 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
 
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
-    byte_scale, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
+    unit_note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     scale_text = (
         f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )
     notes = [
         "; ".join(
-            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, byte_scale))
+            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, unit_note))
         )
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:

@@ -37,8 +37,12 @@ CHANGE_COLUMNS = (
 def report(lock_entries: Sequence[LockEntry]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
-    entry_data = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
-    return Report(entry_data, [Table("Lock", COLUMNS, table_rows, answer=plural(len(lock_entries), "model"))])
+    json_document = {
+        "lock": 1,
+        "llmcalc": program_version(),
+        "models": [lock_entry.data for lock_entry in lock_entries],
+    }
+    return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=plural(len(lock_entries), "model"))])
 
 
 def _entry_row(entry_data: dict[str, Any]) -> Row:

@@ -200,11 +200,11 @@ def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
 
 
 def memory_kind_columns_and_rows(
-    device: DeviceMemory, device_use: MemoryUse | None = None
+    device: DeviceMemory, memory_use: MemoryUse | None = None
 ) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
-    device_use: the run on one device, whose number formats are a column; None (default) for a rank.
+    memory_use: the run on one device, whose number formats are a column; None (default) for a rank.
     """
 
     def kind_row(
@@ -212,27 +212,27 @@ def memory_kind_columns_and_rows(
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
         text_bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
-        formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
+        formats_cell = [] if memory_use is None else [units.short_dtype(dtype) if dtype else None]
         return row(
             kind_name, *formats_cell, byte_count, peak_fraction, text_bar, depth=depth, is_bold=is_bold, is_sum=is_bold
         )
 
-    dtype_by_kind = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
+    dtype_by_kind = {} if memory_use is None else {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
     table_rows: list[Row] = []
     for memory_kind, byte_count in device.by_kind.items():
         if byte_count:
             kind_name, dtype = KIND_NAMES[memory_kind], dtype_by_kind.get(memory_kind, "")
-            if memory_kind == "weights" and device_use is not None and device_use.quantized_size is not None:
-                kind_name, dtype = f"weights ({device_use.quantized_size.scheme.label})", ""
+            if memory_kind == "weights" and memory_use is not None and memory_use.quantized_size is not None:
+                kind_name, dtype = f"weights ({memory_use.quantized_size.scheme.label})", ""
             table_rows.append(kind_row(kind_name, dtype, byte_count, memory_kind=memory_kind))
             table_rows += (
-                _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
+                _weight_rows(memory_use, kind_row) if memory_kind == "weights" and memory_use is not None else []
             )
     allocator_terms = estimated_parts(device, includes_runtime=False)
     table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in allocator_terms]
     table_rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
     table_rows += [kind_row(kind_name, "", byte_count) for kind_name, byte_count in estimated_parts(device)]
-    table_columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
+    table_columns = [column for column in COLUMNS if column.key != "dtype" or memory_use is not None]
     return table_columns, [*table_rows, kind_row("total", "", device.device_bytes, is_bold=True)]
 
 
@@ -249,10 +249,10 @@ def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Ro
     ]
 
 
-def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each training phase, as columns and rows.
 
-    device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
+    memory_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
     The allocator's rounding and free blocks and the context are those of the highest phase.
     """
     phases = {phase: bytes_by_kind for phase, bytes_by_kind in device.moments.items() if bytes_by_kind}
@@ -269,13 +269,14 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
     for memory_kind in device.by_kind:
         bytes_of_phases = [bytes_by_kind.get(memory_kind, 0) for bytes_by_kind in phases.values()]
         if any(bytes_of_phases):
-            kind_name = KIND_NAMES[memory_kind] if device_use is None else _kind_text(device_use, memory_kind)
+            kind_name = KIND_NAMES[memory_kind] if memory_use is None else _kind_text(memory_use, memory_kind)
             table_rows.append(row(kind_name, *(byte_count or None for byte_count in bytes_of_phases)))
-            if memory_kind == "optimizer" and device_use is not None:
-                table_rows += _optimizer_rows(device_use, list(phases.values()))
+            if memory_kind == "optimizer" and memory_use is not None:
+                table_rows += _optimizer_rows(memory_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
     table_rows += [
-        row(f"of these: {name}", *(byte_count for _ in phases), depth=1) for name, byte_count in allocator_terms
+        row(f"of these: {term_name}", *(byte_count for _ in phases), depth=1)
+        for term_name, byte_count in allocator_terms
     ]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
@@ -318,7 +319,10 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
         for state_name, byte_count in optimizer_state.states.items()
         if state_name != "step"
     ]
-    state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
+    state_names = [
+        f"{state_name} ({units.short_dtype(dtype)})" if dtype else state_name
+        for state_name, dtype, _ in optimizer_parts
+    ]
     return [
         row(state_name, *(byte_count for _ in bytes_by_phase), depth=1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
@@ -346,10 +350,12 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the points of modules without children in execution order."""
-    parent_names = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
-    for node_path in list(parent_names):
-        while node_path := node_path.rpartition(".")[0]:
-            parent_names.add(node_path)
+    parent_paths = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
+    for module_path in list(parent_paths):
+        while module_path := module_path.rpartition(".")[0]:
+            parent_paths.add(module_path)
     return [
-        point for point in memory_points if point.module_path and point.module_path not in parent_names
+        memory_point
+        for memory_point in memory_points
+        if memory_point.module_path and memory_point.module_path not in parent_paths
     ] or memory_points

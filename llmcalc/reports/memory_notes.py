@@ -173,7 +173,8 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters and a quantized base of a projection whose weight the kernel of a scan reads itself."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
+        is_read_by_scan(node_position)
+        for node_position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []

@@ -36,15 +36,15 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None = None) -> Report:
+def report(preset: Preset, parameter_count: ParameterCount, selected_rank: SelectedRank | None = None) -> Report:
     """Returns the report of parameters as data and as a table.
 
-    rank_share: the counted rank; default the whole model.
+    selected_rank: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
     json_document = {
         "model": model_data(preset),
-        **rank_data(rank_share),
+        **rank_data(selected_rank),
         "params": {
             "total": total_params,
             "active": parameter_count.active,
@@ -62,8 +62,8 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
         }
-    if rank_share is not None:
-        json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
+    if selected_rank is not None:
+        json_document["params"]["copied"] = selected_rank.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
     if parameter_count.active != total_params:
@@ -79,8 +79,8 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
                 is_sum=True,
             )
         )
-    model_text = subtitle_with_rank(headline(preset.model), rank_share)
-    notes = _params_notes(preset, parameter_count, rank_share)
+    model_text = subtitle_with_rank(headline(preset.model), selected_rank)
+    notes = _params_notes(preset, parameter_count, selected_rank)
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
     return Report(json_document, [table]).with_target(preset.target)
 
@@ -127,14 +127,14 @@ def _add_rows(
             if child_position.node.kind != "norm":
                 _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)
         if node.kind == "layer" and norm_positions:
-            norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
-            if norm_total:
+            norm_params = sum(norm_position.total(total_params_of) for norm_position in norm_positions)
+            if norm_params:
                 components_and_rows.append(
-                    ("norm", _component_row("norms", norm_total, node_position.copies, total_params, depth + 1))
+                    ("norm", _component_row("norms", norm_params, node_position.copies, total_params, depth + 1))
                 )
         else:
-            for norm in norm_positions:
-                _add_rows(components_and_rows, norm, total_params, included_parts, depth + 1)
+            for norm_position in norm_positions:
+                _add_rows(components_and_rows, norm_position, total_params, included_parts, depth + 1)
     elif node.kind == "experts":
         for child_position in child_positions:
             _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)
@@ -171,11 +171,11 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
     return table_rows
 
 
-def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None) -> list[str]:
-    if rank_share is None:
+def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank: SelectedRank | None) -> list[str]:
+    if selected_rank is None:
         notes = _published_notes(preset, parameter_count)
     else:
-        notes = _rank_notes(preset, parameter_count, rank_share)
+        notes = _rank_notes(preset, parameter_count, selected_rank)
     notes[:0] = unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
@@ -183,7 +183,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
             f"{OPTIONAL_PARTS[option_name].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
-    approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
+    approximation_note = "" if selected_rank is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
         average_text = units.count(parameter_count.active_evenly)
@@ -200,18 +200,18 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
     return without_repetitions(notes)
 
 
-def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank) -> list[str]:
+def _rank_notes(preset: Preset, parameter_count: ParameterCount, selected_rank: SelectedRank) -> list[str]:
     """Returns notes about the counted rank, replicated parameters and the whole model."""
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
-    spec, chunks = preset.model, rank_share.model.chunks
-    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.has_embedding != chunks.has_head
+    spec, chunks = preset.model, selected_rank.model.chunks
+    is_tied = spec.tie_word_embeddings and selected_rank.layout.pp > 1 and chunks.has_embedding != chunks.has_head
     return counted_rank_notes(
-        rank_share,
+        selected_rank,
         f"the whole model has {units.exact_text(model_total)} parameters",
-        replicated_parameters_text(rank_share.model.copied_parameters(parameter_count.include)),
+        replicated_parameters_text(selected_rank.model.copied_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
-        if rank_share.layout.ep > 1 and parameter_count.active != parameter_count.total
+        if selected_rank.layout.ep > 1 and parameter_count.active != parameter_count.total
         else "",
     )
 
@@ -254,9 +254,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     ):
         return ""
     layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
-    heads = 1 if spec.tie_word_embeddings else 2
-    estimated_params = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
-    rule_name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
+    vocabulary_matrices = 1 if spec.tie_word_embeddings else 2
+    estimated_params = 12 * layers * hidden_size**2 + vocabulary_matrices * spec.vocab_size * hidden_size
+    rule_name = "12Lh² + 2Vh" if vocabulary_matrices == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {rule_name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(estimated_params)}, "
         f"{relative_error_text(estimated_params / parameter_count.total - 1, 'the exact count')}"
@@ -279,9 +279,9 @@ class Params(CountedAnswer, ParameterCount):
     """The parameters of a model, or of one rank of a layout."""
 
     def report(self) -> Report:
-        json_document = report(self.preset, self, self.share)
+        params_report = report(self.preset, self, self.share)
         if self.draft is None:
-            return json_document
+            return params_report
         from .draft import with_draft
 
-        return with_draft(json_document, self.draft)
+        return with_draft(params_report, self.draft)

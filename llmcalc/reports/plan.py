@@ -52,19 +52,19 @@ REFUSED_COLUMNS = (
 
 
 def report(
-    preset: Preset, layout_plan: LayoutPlan, nearest_text: str = "", requested_sizes: Mapping[str, int] | None = None
+    preset: Preset, plan: LayoutPlan, nearest_text: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
     nearest_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
-    plan, run_memory = layout_plan.ranked_layouts, layout_plan.memory
-    capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
-    accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
-    run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    shared_words = shared_layout_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
-    run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
+    ranked_layouts, run_memory = plan.ranked_layouts, plan.memory
+    capacity_text = f"{units.GIB.write(plan.hardware.capacity_bytes)} {units.GIB.name}"
+    accelerators_text = f"{plural(plan.devices, 'device')} with {capacity_text} each"
+    run_title = f"{run_text(run_memory.states)}, {plural(plan.global_batch, 'sequence')} a step"
+    shared_words = shared_layout_words([candidate for _, candidate in plan.rows_of_frameworks])
+    run_description = f"{run_title}, on {accelerators_text} ({plan.hardware.title}); sizes in {units.GIB.name}"
     run_description += f"; all layouts: {', '.join(shared_words)}" if shared_words else ""
     warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
     table_rows = [
@@ -72,45 +72,43 @@ def report(
             framework_plan,
             layout_candidate,
             is_tie,
-            framework_plan.framework.title if layout_plan.other_plans else "",
+            framework_plan.framework.title if plan.other_plans else "",
             shared_words,
         )
-        for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
+        for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
     ]
-    if not table_rows and plan.nearest_candidate is not None:
-        table_rows = [_layout_row(layout_plan, plan.nearest_candidate)]
-    layout_position = None if requested_sizes is None else _order_position(layout_plan, requested_sizes)
+    if not table_rows and ranked_layouts.nearest_candidate is not None:
+        table_rows = [_layout_row(plan, ranked_layouts.nearest_candidate)]
+    order_position = None if requested_sizes is None else _order_position(plan, requested_sizes)
     notes = without_repetitions(
         [
-            *_comparison_notes(layout_plan),
-            *notes_on_other_accelerators(layout_plan),
-            *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
+            *_comparison_notes(plan),
+            *notes_on_other_accelerators(plan),
+            *large_step_notes(plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
             nearest_text,
-            *_nccl_headroom_notes(layout_plan),
-            *_exchange_notes(layout_plan),
-            *unpriced_notes([] if layout_plan.training_times is None else layout_plan.training_times.unpriced_options),
-            *([] if layout_position is None else [_order_position_text(layout_position)]),
-            f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
-            if layout_plan.assumed_batch
+            *_nccl_headroom_notes(plan),
+            *_exchange_notes(plan),
+            *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
+            *([] if order_position is None else [_order_position_text(order_position)]),
+            f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
+            f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
+            f"cost, take about {_usual_step_tokens_text(plan.devices)}: "
+            f"--global-batch {plan.batch_of_cost}"
+            if plan.batch_of_cost
             else "",
-            f"assumed: a micro-batch of each device, {layout_plan.step_tokens:,} tokens a step; pre-training, and "
-            f"cost, take about {_usual_step_tokens_text(layout_plan.devices)}: "
-            f"--global-batch {layout_plan.batch_of_cost}"
-            if layout_plan.batch_of_cost
-            else "",
-            *_plan_notes(layout_plan),
+            *_plan_notes(plan),
         ]
     )
     title = preset.display
-    table_columns = LAYOUT_COLUMNS if layout_plan.training_times is None else TIMED_COLUMNS
-    tables = [
-        Table(title, table_columns, table_rows, run_description, notes, _answer_text(layout_plan), name="feasible")
-    ]
-    if plan.refusal_counts:
+    table_columns = LAYOUT_COLUMNS if plan.training_times is None else TIMED_COLUMNS
+    tables = [Table(title, table_columns, table_rows, run_description, notes, _answer_text(plan), name="feasible")]
+    if ranked_layouts.refusal_counts:
         reason_rows = [
             row(reason, layout_count)
-            for reason, layout_count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
+            for reason, layout_count in sorted(
+                ranked_layouts.refusal_counts.items(), key=lambda reason_and_count: -reason_and_count[1]
+            )
         ]
         tables.append(
             Table(
@@ -118,31 +116,36 @@ def report(
                 REFUSED_COLUMNS,
                 reason_rows,
                 name="refused",
-                is_optional=bool(plan.feasible),
+                is_optional=bool(ranked_layouts.feasible),
             )
         )
-    json_document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
+    json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
+    deferred_values = {
+        "unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in ranked_layouts.unreplayed]
+    }
     report = Report(
         json_document,
         tables,
         warnings=warnings_of_notes(preset, warnings),
-        deferred_values=lazy_fields,
+        deferred_values=deferred_values,
         counts_note_lines=True,
     )
     return report.with_target(preset.target)
 
 
-def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
+def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
-    framework_rows = layout_plan.rows_of_frameworks
-    row_tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
-    return [(plan, candidate, is_tie) for (plan, candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)]
+    framework_rows = plan.rows_of_frameworks
+    tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
+    return [
+        (framework_plan, candidate, is_tie)
+        for (framework_plan, candidate), is_tie in zip(framework_rows, tie_flags, strict=True)
+    ]
 
 
-def _order_position(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
+def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
-    layouts_in_order = layout_plan.order
+    layouts_in_order = plan.order
     return {
         "layout": dict(requested_sizes),
         "place": position_of_layout(layouts_in_order, requested_sizes),
@@ -150,41 +153,41 @@ def _order_position(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int])
     }
 
 
-def _order_position_text(layout_position: dict[str, Any]) -> str:
-    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in layout_position["layout"].items())
-    if layout_position["place"] is None:
-        return f"{layout}: is not among the {layout_position['of']:,} layouts whose tensors may fit"
-    return f"{layout}: place {layout_position['place']:,} of {layout_position['of']:,}"
+def _order_position_text(order_position: dict[str, Any]) -> str:
+    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
+    if order_position["place"] is None:
+        return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
+    return f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
 
 
-def _answer_text(layout_plan: LayoutPlan) -> str:
+def _answer_text(plan: LayoutPlan) -> str:
     """Writes how many layouts fit, or under which frameworks, and the seconds of the fastest layout."""
-    framework_rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
-    fastest_plan, fastest_layout = next(iter(framework_rows), (layout_plan, None))
+    framework_rows = sorted(plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
+    fastest_plan, fastest_layout = next(iter(framework_rows), (plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
-    if layout_plan.other_plans:
-        framework_titles = [plan.framework.title for plan in (layout_plan, *layout_plan.other_plans)]
+    if plan.other_plans:
+        framework_titles = [framework_plan.framework.title for framework_plan in (plan, *plan.other_plans)]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
-    for compared_plan in layout_plan.compared_plans:
+    for compared_plan in plan.compared_plans:
         compared_layout = compared_plan.first_row[1]
         compared_time = None if compared_layout is None else compared_plan.step_time_range(compared_layout)
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
-    framework_text = f" under {layout_plan.framework.title}"
-    with_expandable_text = "" if layout_plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
-    return _fitting_layouts_text(layout_plan.ranked_layouts) + framework_text + with_expandable_text + time_text
+    framework_text = f" under {plan.framework.title}"
+    with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
+    return _fitting_layouts_text(plan.ranked_layouts) + framework_text + with_expandable_text + time_text
 
 
-def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note for each framework whose layouts are not listed: the time of its fastest, or that none fits."""
+def _comparison_notes(plan: LayoutPlan) -> list[str]:
+    """Returns a note per framework whose layouts are not listed: its fastest layout's seconds, or that none fits."""
     notes = []
-    for compared_plan in layout_plan.compared_plans:
+    for compared_plan in plan.compared_plans:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
         compared_candidate = compared_plan.first_row[1]
         if compared_candidate is None:
-            fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
-            notes.append(f"not listed: layouts of {framework_text}, of which {fit_text}")
+            no_fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
+            notes.append(f"not listed: layouts of {framework_text}, of which {no_fit_text}")
             continue
         compared_time = compared_plan.step_time_range(compared_candidate)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
@@ -195,16 +198,17 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
     return notes
 
 
-def _fitting_layouts_text(plan: RankedLayouts) -> str:
-    fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
-    if not plan.unreplayed and UNTRIED in plan.refusal_counts:
-        tried_text = plural(plan.tried_count - plan.refusal_counts[UNTRIED], "tried layout")
-        return f"{len(plan.feasible):,} of {tried_text} {fits_verb}"
-    if not plan.unreplayed and not plan.feasible:
+def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
+    fits_verb = "fits" if len(ranked_layouts.feasible) == 1 else "fit"
+    if not ranked_layouts.unreplayed and UNTRIED in ranked_layouts.refusal_counts:
+        tried_text = plural(ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED], "tried layout")
+        return f"{len(ranked_layouts.feasible):,} of {tried_text} {fits_verb}"
+    if not ranked_layouts.unreplayed and not ranked_layouts.feasible:
         return "no layout fits"
-    if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plural(plan.tried_count, 'layout')} {fits_verb}"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replay_count, 'layout')} counted in full {fits_verb}"
+    if not ranked_layouts.unreplayed:
+        return f"{len(ranked_layouts.feasible):,} of {plural(ranked_layouts.tried_count, 'layout')} {fits_verb}"
+    counted_text = f"{plural(ranked_layouts.replay_count, 'layout')} counted in full"
+    return f"{len(ranked_layouts.feasible) or 'none'} of {counted_text} {fits_verb}"
 
 
 def _usual_step_tokens_text(devices: int) -> str:
@@ -213,7 +217,7 @@ def _usual_step_tokens_text(devices: int) -> str:
 
 
 def _layout_row(
-    layout_plan: LayoutPlan,
+    plan: LayoutPlan,
     candidate: Candidate,
     is_tie: bool = False,
     framework_title: str = "",
@@ -224,10 +228,10 @@ def _layout_row(
         candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
         candidate.micro_batches,
     ]
-    if layout_plan.training_times is None:
+    if plan.training_times is None:
         row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)
-    seconds_range = layout_plan.step_time_range(candidate)
+    seconds_range = plan.step_time_range(candidate)
     if seconds_range is None:
         return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
@@ -237,22 +241,20 @@ def _layout_row(
     )
 
 
-def _order_notes(layout_plan: LayoutPlan) -> list[str]:
+def _order_notes(plan: LayoutPlan) -> list[str]:
     """Returns notes on the order of layouts and the order's uncertainty."""
-    if layout_plan.training_times is None:
-        untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
+    if plan.training_times is None:
+        untimed_text = f"; no time: {plan.untimed_reason}" if plan.untimed_reason else ""
         return [
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest_candidate = layout_plan.first_row
+    fastest_plan, fastest_candidate = plan.first_row
     first_time = None if fastest_candidate is None else fastest_plan.step_time_range(fastest_candidate)
     software_stack = (
-        fastest_plan.training_times.stack
-        if fastest_plan.training_times is not None
-        else layout_plan.training_times.stack
+        fastest_plan.training_times.stack if fastest_plan.training_times is not None else plan.training_times.stack
     )
-    timed_rows = _rows_with_ties(layout_plan)
+    timed_rows = _rows_with_ties(plan)
     tie_text = (
         f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
         "come first; "
@@ -273,9 +275,9 @@ LITTLE_HEADROOM = 0.02
 """Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
 
 
-def _nccl_headroom_notes(layout_plan: LayoutPlan) -> list[str]:
+def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
-    first_plan, first_layout = layout_plan.first_row
+    first_plan, first_layout = plan.first_row
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
@@ -288,9 +290,9 @@ def _nccl_headroom_notes(layout_plan: LayoutPlan) -> list[str]:
     ]
 
 
-def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note if the first layout takes another time by the framework's other exchange of experts' tokens."""
-    first_plan, first_candidate = layout_plan.first_row
+def _exchange_notes(plan: LayoutPlan) -> list[str]:
+    """Returns a note if the framework's other exchange of experts' tokens changes the first layout's seconds."""
+    first_plan, first_candidate = plan.first_row
     if (
         first_candidate is None
         or first_candidate.seconds is None
@@ -304,56 +306,58 @@ def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
     return other_exchange_notes(
         training_times.stack,
         first_candidate.seconds,
-        lambda time_stack: training_times.seconds_on(time_stack, first_candidate.layout, first_candidate.micro_batches),
+        lambda software_stack: training_times.seconds_on(
+            software_stack, first_candidate.layout, first_candidate.micro_batches
+        ),
         "the first layout takes ",
     )
 
 
-def notes_on_other_accelerators(layout_plan: LayoutPlan) -> list[str]:
+def notes_on_other_accelerators(plan: LayoutPlan) -> list[str]:
     """Returns notes on frameworks that are not tried, and on one that does not run on the plan's accelerator."""
-    hardware, untried_notes = layout_plan.hardware, list(layout_plan.untried_frameworks)
+    hardware, untried_notes = plan.hardware, list(plan.untried_frameworks)
     if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
         return untried_notes
     return [
         *untried_notes,
-        f"{layout_plan.framework.title} runs on GPUs of NVIDIA and AMD: for {hardware.title}, which it does not "
+        f"{plan.framework.title} runs on GPUs of NVIDIA and AMD: for {hardware.title}, which it does not "
         "support, these are the bytes of its kernels there",
     ]
 
 
-def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
-    framework_text = "the framework in its row" if layout_plan.other_plans else layout_plan.framework.title
+def _plan_notes(plan: LayoutPlan) -> list[str]:
+    framework_text = "the framework in its row" if plan.other_plans else plan.framework.title
     notes = [
-        *_order_notes(layout_plan),
+        *_order_notes(plan),
         f"kernels and buffers of {framework_text}; required, and what is free (headroom): of the rank that needs "
         "most; sent: by one rank in a step",
     ]
-    if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
+    if attention_of(plan.memory, plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if layout_plan.recomputed is not None:
-        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.ranked_layouts.tried_count:,} may fit"
-        notes.insert(0, f"with --recompute full {recomputed_fit_text}: their tensors do")
-    if layout_plan.ranked_layouts.unreplayed:
-        layout_count = len(layout_plan.ranked_layouts.unreplayed)
-        upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.ranked_layouts.unreplayed)
-        more_rows_hint = f"--rows {layout_plan.rows + layout_count} counts more"
-        if layout_plan.ranked_layouts.ended_early:
+    if plan.recomputed is not None:
+        recompute_text = f"{plan.recomputed:,} of {plan.ranked_layouts.tried_count:,} may fit"
+        notes.insert(0, f"with --recompute full {recompute_text}: their tensors do")
+    if plan.ranked_layouts.unreplayed:
+        layout_count = len(plan.ranked_layouts.unreplayed)
+        most_bytes = max(layout_candidate.upper_bound for layout_candidate in plan.ranked_layouts.unreplayed)
+        more_rows_hint = f"--rows {plan.rows + layout_count} counts more"
+        if plan.ranked_layouts.ended_early:
             more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
-            f"{layout_count:,} more of {plural(layout_plan.ranked_layouts.tried_count, 'layout')} may fit: their "
+            f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
             "tensors do, and unused blocks of the allocator come on top (at most "
-            f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_rows_hint}",
+            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all); {more_rows_hint}",
         )
-    if not layout_plan.ranked_layouts.tried_count:
-        notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
-    if not layout_plan.ranked_layouts.feasible and layout_plan.ranked_layouts.nearest_candidate is not None:
+    if not plan.ranked_layouts.tried_count:
+        notes.insert(0, f"the given group sizes do not divide {plural(plan.devices, 'device')}")
+    if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
-        if layout_plan.expandable_bytes is not None:
+        if plan.expandable_bytes is not None:
             notes.insert(
                 0,
                 f"with {EXPANDABLE}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
-                f"{units.GIB.write(layout_plan.expandable_bytes)} {units.GIB.name} and fits",
+                f"{units.GIB.write(plan.expandable_bytes)} {units.GIB.name} and fits",
             )
     return notes
 
@@ -391,22 +395,20 @@ def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
-    plan = layout_plan.ranked_layouts
+def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
+    ranked_layouts = plan.ranked_layouts
     return {
         "model": model_data(preset),
-        "hardware": layout_plan.hardware.name,
-        "devices": layout_plan.devices,
-        "framework": layout_plan.framework.name,
-        "global_batch": layout_plan.global_batch,
-        "tried": sum(
-            framework_plan.ranked_layouts.tried_count for framework_plan in (layout_plan, *layout_plan.other_plans)
-        ),
-        "by": "memory" if layout_plan.training_times is None else "time",
+        "hardware": plan.hardware.name,
+        "devices": plan.devices,
+        "framework": plan.framework.name,
+        "global_batch": plan.global_batch,
+        "tried": sum(framework_plan.ranked_layouts.tried_count for framework_plan in (plan, *plan.other_plans)),
+        "by": "memory" if plan.training_times is None else "time",
         "feasible": [
             candidate_data(layout_candidate, framework_plan.step_time_range(layout_candidate), is_tie)
-            | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
-            for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
+            | ({"framework": framework_plan.framework.name} if plan.other_plans else {})
+            for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
             {"framework": compared_plan.framework.name}
@@ -415,12 +417,14 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
                 if candidate is None
                 else {"fits": True} | candidate_data(candidate, compared_plan.step_time_range(candidate))
             )
-            for compared_plan in layout_plan.compared_plans
+            for compared_plan in plan.compared_plans
             for candidate in (compared_plan.first_row[1],)
         ],
         "unreplayed": [],
-        "feasible_with_recompute": layout_plan.recomputed,
-        "refused": plan.refusal_counts,
-        "nearest": None if plan.nearest_candidate is None else candidate_data(plan.nearest_candidate),
-        "nearest_expandable_bytes": layout_plan.expandable_bytes,
+        "feasible_with_recompute": plan.recomputed,
+        "refused": ranked_layouts.refusal_counts,
+        "nearest": None
+        if ranked_layouts.nearest_candidate is None
+        else candidate_data(ranked_layouts.nearest_candidate),
+        "nearest_expandable_bytes": plan.expandable_bytes,
     }

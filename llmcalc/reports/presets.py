@@ -104,8 +104,12 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         "published active": published_figures.active,
         "training tokens": published_figures.training_tokens,
     }
-    settings = training.model_dump(exclude_none=True, exclude={"note"})
-    for figure_name, figure_value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
+    training_settings = training.model_dump(exclude_none=True, exclude={"note"})
+    for figure_name, figure_value in {
+        "dtype of the weights": preset.dtype,
+        **published_fields,
+        **training_settings,
+    }.items():
         if figure_value is not None:
             table_rows.append(row(figure_name.replace("_", " "), str(figure_value), None))
     notes = [

@@ -51,7 +51,7 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
     ]
     shared_words = set.intersection(*words_by_candidate)
     layout_words = ["sp", WHOLE_EXPERTS] if any(candidate.layout.tp > 1 for candidate in candidates) else []
-    layout_words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
+    layout_words += [f"ZeRO-{zero_stage}" for zero_stage in (1, 2, 3)]
     layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
     return [shared_word for shared_word in layout_words if shared_word in shared_words]
 
@@ -64,7 +64,11 @@ WHOLE_EXPERTS = "etp 1"
 
 def _parallel_size_texts(layout: Layout) -> list[str]:
     degree_names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {degree}" for name in degree_names if (degree := getattr(layout, name)) not in (None, 1)]
+    group_texts = [
+        f"{degree_name} {degree}"
+        for degree_name in degree_names
+        if (degree := getattr(layout, degree_name)) not in (None, 1)
+    ]
     if layout.expert_tp == 1 and layout.tp > 1:  # without --etp they divide each expert
         group_texts.append(WHOLE_EXPERTS)
     if layout.sequence_parallel:
@@ -74,20 +78,20 @@ def _parallel_size_texts(layout: Layout) -> list[str]:
     return group_texts
 
 
-def rank_data(rank_share: SelectedRank | None) -> dict[str, Any]:
+def rank_data(selected_rank: SelectedRank | None) -> dict[str, Any]:
     """Returns the fields of the JSON document that only the report of a single rank has."""
-    return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
+    return {} if selected_rank is None else {"layout": selected_rank.layout.data(), "rank": selected_rank.rank}
 
 
-def subtitle_with_rank(subtitle: str, rank_share: SelectedRank | None) -> str:
+def subtitle_with_rank(subtitle: str, selected_rank: SelectedRank | None) -> str:
     """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
-    return subtitle if rank_share is None else f"{subtitle}; {rank_text(rank_share)}"
+    return subtitle if selected_rank is None else f"{subtitle}; {rank_text(selected_rank)}"
 
 
-def rank_text(rank_share: SelectedRank) -> str:
+def rank_text(selected_rank: SelectedRank) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
-    layout, layer_chunks = rank_share.layout, rank_share.model.chunks
-    rank_description = f"rank {rank_share.rank:,} of {plural(layout.world_size, 'device')} ({layout_text(layout)})"
+    layout, layer_chunks = selected_rank.layout, selected_rank.model.chunks
+    rank_description = f"rank {selected_rank.rank:,} of {plural(layout.world_size, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
     if layer_chunks.layers:
@@ -95,14 +99,19 @@ def rank_text(rank_share: SelectedRank) -> str:
     return f"{rank_description}, no layers"
 
 
-def counted_rank_notes(rank_share: SelectedRank | None, *notes: str) -> list[str]:
+def counted_rank_notes(selected_rank: SelectedRank | None, *notes: str) -> list[str]:
     """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
-    if rank_share is None:
+    if selected_rank is None:
         return []
-    return [f"rank {rank_share.rank:,} is {rank_share.selection_reason}" if rank_share.selection_reason else "", *notes]
+    return [
+        f"rank {selected_rank.rank:,} is {selected_rank.selection_reason}" if selected_rank.selection_reason else "",
+        *notes,
+    ]
 
 
-def replicated_parameters_text(copied_params: dict[str, Number]) -> str:
+def replicated_parameters_text(replicated_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
-    params_text = ", ".join(f"{name} {units.exact_text(parameters)}" for name, parameters in copied_params.items())
+    params_text = ", ".join(
+        f"{component_name} {units.exact_text(parameters)}" for component_name, parameters in replicated_params.items()
+    )
     return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

@@ -65,18 +65,18 @@ def phases_table(
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
     ]
-    bytes_of_phases = [{memory_term.name: memory_term.bytes for memory_term in phase.terms} for phase in phases]
+    bytes_by_phase = [{term_name.name: term_name.bytes for term_name in phase.terms} for phase in phases]
     table_rows = []
-    for memory_row_name, term_names in ROWS.items():
+    for row_name, term_names in ROWS.items():
         phase_sums = [
-            sum(term_bytes for memory_term, term_bytes in phase_bytes.items() if memory_term in term_names)
-            for phase_bytes in bytes_of_phases
+            sum(term_bytes for term_name, term_bytes in phase_bytes.items() if term_name in term_names)
+            for phase_bytes in bytes_by_phase
         ]
         if any(phase_sums):
-            table_rows.append(row(memory_row_name, *(term_bytes or None for term_bytes in phase_sums)))
-    phase_total = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
+            table_rows.append(row(row_name, *(term_bytes or None for term_bytes in phase_sums)))
+    total_row = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
     return Table(
-        table_heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
+        table_heading, table_columns, [*table_rows, total_row], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )
 
 

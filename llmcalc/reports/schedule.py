@@ -45,16 +45,16 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present_kinds = {
+    present_letters = {
         action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
     }
-    return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
+    return [pass_letter for pass_letter in PASSES if pass_letter in present_letters]
 
 
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     pass_costs = timetable.pass_durations
-    pass_texts = [f"{pass_kind} {pass_costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
+    pass_texts = [f"{pass_letter} {pass_costs.duration(pass_letter):g}" for pass_letter in pass_kinds_of(timetable)]
     if any(
         pass_action.is_overlapped
         for actions_of_rank in timetable.pipeline.actions_by_rank
@@ -80,8 +80,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     peak_column = Column("in_flight", "peak")
     in_flight_counts = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peak_texts = [
-        [in_flight_text(counts, chunk_index) for chunk_index in range(pipeline.chunk_count)]
-        for counts in in_flight_counts
+        [in_flight_text(in_flight, chunk_index) for chunk_index in range(pipeline.chunk_count)]
+        for in_flight in in_flight_counts
     ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
@@ -119,9 +119,9 @@ def _schedule_notes(
     timetable: Timetable, in_flight_counts: Sequence[InFlightCounts], timetable_chart: TimetableChart
 ) -> Iterator[str]:
     pipeline = timetable.pipeline
-    pass_kinds = pass_kinds_of(timetable)
+    pass_letters = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunk_count > 1 else ""
-    kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
+    kinds_text = ", ".join(f"{pass_letter} {PASSES[pass_letter]}" for pass_letter in pass_letters)
     yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank_text}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
@@ -174,31 +174,31 @@ class TimetableChart(NamedTuple):
 
     def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
-        return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, window) for window in self.windows)
+        return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.windows)
 
-    def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, window: range) -> str:
+    def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, shown_columns: range) -> str:
         name_width = round(self.scale * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans))
-        line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
-        for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
+        line_text = (IDLE.ljust(name_width) * (len(shown_columns) // name_width + 1))[: len(shown_columns)]
+        for (pass_letter, span_chunk, micro_batch, _), span_start, span_end in sorted(
             rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
-            visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
+            visible_columns = range(max(first_column, shown_columns.start), min(last_column, shown_columns.stop))
             if not visible_columns:
                 continue
-            pass_name = f"{pass_kind}{micro_batch}"
+            pass_name = f"{pass_letter}{micro_batch}"
             # its name is outside the window
             if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
             pass_name = (
                 pass_name.ljust(len(visible_columns), FILL) if span_chunk == model_chunk else " " * len(visible_columns)
             )
-            line_cells = (
-                line_cells[: visible_columns.start - window.start]
+            line_text = (
+                line_text[: visible_columns.start - shown_columns.start]
                 + pass_name
-                + line_cells[visible_columns.stop - window.start :]
+                + line_text[visible_columns.stop - shown_columns.start :]
             )
-        return line_cells
+        return line_text
 
 
 def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:

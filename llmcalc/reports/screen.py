@@ -73,7 +73,11 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
 def _omission_text(table_count: int, row_count: int) -> str:
     """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
     omitted_counts = ((table_count, "table"), (row_count, "row"))
-    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
+    return ", ".join(
+        f"{omitted_count} more {noun}{'s' * (omitted_count > 1)}"
+        for omitted_count, noun in omitted_counts
+        if omitted_count
+    )
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:

@@ -85,7 +85,9 @@ def layout_text(server: Server) -> str:
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
-    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    layout = (
+        " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    )
     prefill_decode_text = (
         "" if server.group is None else f"({server.group.prefill_replicas}+{server.group.decode_replicas}) "
     )
@@ -131,8 +133,8 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         table_rows = [
-            Row(_curve_cells(server_point, serve_study), is_bold=server_point == chosen_server.point)
-            for server_point in servers.curves[chosen_server.index]
+            Row(_curve_cells(load_point, serve_study), is_bold=load_point == chosen_server.point)
+            for load_point in servers.curves[chosen_server.index]
         ]
         tables.append(
             Table(
@@ -150,11 +152,11 @@ def load_text(serve_study: ServeStudy) -> str:
     latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
         trace_text = duration_text(serve_study.trace.duration_seconds)
-        user_count_text = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_text}"
-        return f"{user_count_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
-    load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
-    load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
-    return f"{load_words} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
+        requests_text = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_text}"
+        return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
+    requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
+    requests_text = requests_text if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
+    return f"{requests_text} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
 
 
 def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
@@ -206,50 +208,54 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
-        server, server_point = servers.servers[server_index], servers.points[server_index]
-        keeps_limits = servers.limit_verdicts[server_index]
-        shown_point = server_point or servers.curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
+        server, load_point = servers.servers[server_index], servers.points[server_index]
+        is_within_limits = servers.limit_verdicts[server_index]
+        shown_point = load_point or servers.curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         verdict = (
-            "no" if not keeps_limits else AT_RISK if serve_study.latency_limits.are_at_risk(shown_point.ttft) else "ok"
+            "no"
+            if not is_within_limits
+            else AT_RISK
+            if serve_study.latency_limits.are_at_risk(shown_point.ttft)
+            else "ok"
         )
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 
 
-def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
-    server_point = servers.points[server_index]
-    order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
+def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
+    load_point = servers.points[server_index]
+    order_value = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
-    return not is_chosen, not servers.limit_verdicts[server_index], order_key, server_index
+    return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
 
 
-def _rate_of_device(server_point: LoadPoint | None) -> float:
+def _rate_per_device(load_point: LoadPoint | None) -> float:
     """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
-    return 0.0 if server_point is None else round_to_digits(server_point.tokens_per_second_per_device)
+    return 0.0 if load_point is None else round_to_digits(load_point.tokens_per_second_per_device)
 
 
 def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
-        seconds = [
-            DisplayedValue(time_spread.estimate, _range_cell(time_spread))
-            for time_spread in (
+        seconds_cells = [
+            DisplayedValue(seconds_range.estimate, _range_cell(seconds_range))
+            for seconds_range in (
                 trace_times.ttft[50],
                 trace_times.ttft[LIMIT_PERCENTILE],
                 trace_times.tpot[LIMIT_PERCENTILE],
             )
         ]
         output_rate = trace_times.output_tokens_per_second
-        last_cell: float | None = output_rate / server.devices
+        rate_or_cost: float | None = output_rate / server.devices
         if serve_study.price is not None:
-            last_cell = _token_cost_of_trace(serve_study, server, trace_times)
+            rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
+        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 
@@ -261,19 +267,16 @@ def _token_cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: T
     return serve_study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+def _point_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     ttft, tpot = (
-        DisplayedValue(float(latency.estimate), _range_cell(latency))
-        for latency in (server_point.ttft, server_point.tpot)
+        DisplayedValue(float(latency.estimate), _range_cell(latency)) for latency in (load_point.ttft, load_point.tpot)
     )
-    return [server_point.concurrency, ttft, tpot, *_rate_cells(server_point, serve_study)]
+    return [load_point.concurrency, ttft, tpot, *_rate_cells(load_point, serve_study)]
 
 
-def _rate_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
-    last_cell = (
-        server_point.tokens_per_second_per_device if serve_study.price is None else server_point.cost_per_million
-    )
-    return [server_point.output_tokens_per_second, last_cell]
+def _rate_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+    rate_or_cost = load_point.tokens_per_second_per_device if serve_study.price is None else load_point.cost_per_million
+    return [load_point.output_tokens_per_second, rate_or_cost]
 
 
 def _range_cell(seconds: TimeRange | RangedAmount) -> str:
@@ -286,9 +289,9 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
     return f"{'-'.join(range_end_texts)} {time_unit}"
 
 
-def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, end_to_end_latency = float(server_point.tpot.estimate), server_point.load.end_to_end_seconds
+def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+    concurrency, ttft, tpot, *rate_cells = _point_cells(load_point, serve_study)
+    likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.load.end_to_end_seconds
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
@@ -308,14 +311,14 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
     latency_limits = serve_study.latency_limits
     if servers.chosen is not None or latency_limits.rate is None or servers.traces:
         return []
-    rates = [
+    server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
         for server in servers.servers
         if (concurrency := server.most_requests_within_limits(latency_limits))
     ]
-    if not rates:
+    if not server_rates:
         return []
-    request_rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
+    request_rate, server = max(server_rates, key=lambda rate_of_server: rate_of_server[0])
     devices_text = device_phrase(server.devices, serve_study.hardware.title)
     limits_text = "" if latency_limits.ttft is None and latency_limits.tpot is None else " within the limits"
     return [
@@ -343,7 +346,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (float(getattr(chosen_server.point, name).estimate) for name in ("ttft", "tpot"))
+        ttft, tpot = (float(getattr(chosen_server.point, latency_name).estimate) for latency_name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
         if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(0, _at_risk_text(server, chosen_server.point))
@@ -376,14 +379,14 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
             f"all arrive at once the first token likely takes {duration_text(load_point.load.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
-    spread_times, wave_times = (
+    spread_texts, wave_texts = (
         (duration_text(load.ttft), duration_text(load.tpot)) for load in (load_point.spread_load, load_point.load)
     )
-    if spread_times == wave_times:
+    if spread_texts == wave_texts:
         return []
     return [
         f"equal requests end and start together{serve_study.engine.benchmark_remark}; of uneven ones, which start "
-        f"apart, the first token likely takes {spread_times[0]} and each further one {spread_times[1]}"
+        f"apart, the first token likely takes {spread_texts[0]} and each further one {spread_texts[1]}"
     ]
 
 
@@ -405,9 +408,11 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
         return []
     cheapest_rate, cheapest_server = max(
         (
-            (point.tokens_per_second_per_device, server)
-            for server, point, keeps_limits in zip(servers.servers, servers.points, servers.limit_verdicts, strict=True)
-            if keeps_limits and point is not None
+            (load_point.tokens_per_second_per_device, server)
+            for server, load_point, is_within_limits in zip(
+                servers.servers, servers.points, servers.limit_verdicts, strict=True
+            )
+            if is_within_limits and load_point is not None
         ),
         key=lambda candidate: candidate[0],
     )
@@ -455,18 +460,18 @@ def _users_data(users: float) -> float:
     return users if users == int(users) else round_to_digits(users)
 
 
-def point_data(server_point: LoadPoint) -> dict[str, Any]:
+def point_data(load_point: LoadPoint) -> dict[str, Any]:
     """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
     return {
-        "concurrency": _users_data(server_point.concurrency),
-        "ttft": server_point.ttft.amount.as_data(),
-        "tpot": server_point.tpot.amount.as_data(),
-        "end_to_end": server_point.end_to_end_seconds.as_data(),
-        "output_tokens_per_second": round_to_digits(server_point.output_tokens_per_second),
-        "per_device": round_to_digits(server_point.tokens_per_second_per_device),
+        "concurrency": _users_data(load_point.concurrency),
+        "ttft": load_point.ttft.amount.as_data(),
+        "tpot": load_point.tpot.amount.as_data(),
+        "end_to_end": load_point.end_to_end_seconds.as_data(),
+        "output_tokens_per_second": round_to_digits(load_point.output_tokens_per_second),
+        "per_device": round_to_digits(load_point.tokens_per_second_per_device),
         "cost_per_million": None
-        if server_point.cost_per_million is None
-        else round_to_digits(server_point.cost_per_million),
+        if load_point.cost_per_million is None
+        else round_to_digits(load_point.cost_per_million),
     }
 
 
@@ -491,7 +496,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "disaggregated": _group_data(server),
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
-            "curve": [point_data(server_point) for server_point in server_curve],
+            "curve": [point_data(load_point) for load_point in server_curve],
             "trace": _times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
         }
         for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
@@ -518,7 +523,8 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,
         "class": {
-            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
+            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
+            for latency_name in ("ttft", "tpot")
         },
         "not_counted": _uncounted_effects(serve_study),
     }
@@ -536,8 +542,10 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            name: {f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, name).items()}
-            for name in ("ttft", "tpot")
+            latency_name: {
+                f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, latency_name).items()
+            }
+            for latency_name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
@@ -575,6 +583,9 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "disaggregated": _group_data(server),
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.arrives_in_waves,
-        "spread": {name: round_to_digits(getattr(chosen_server.point.spread_load, name)) for name in ("ttft", "tpot")},
+        "spread": {
+            latency_name: round_to_digits(getattr(chosen_server.point.spread_load, latency_name))
+            for latency_name in ("ttft", "tpot")
+        },
         **point_data(chosen_server.point),
     }

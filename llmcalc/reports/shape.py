@@ -81,7 +81,8 @@ def report(
     }
     if has_raw_table:
         raw_rows = [
-            {**data, **data["literature"], "head_sizes": " ".join(map(str, data["head_sizes"]))} for data in shapes_data
+            {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
+            for shape_data in shapes_data
         ]
         return Report(
             json_document,
@@ -307,7 +308,7 @@ def _training_budget(shape_study: ShapeStudy) -> str:
     )
 
 
-def _active_text(shape_study: ShapeStudy) -> list[int]:
+def _active_parameters(shape_study: ShapeStudy) -> list[int]:
     """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
     target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
@@ -325,7 +326,7 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if shape_study.budget.kind == "parameters":
         tokens_text = " to ".join(
-            units.count(TOKENS_PER_PARAMETER * active_parameters) for active_parameters in _active_text(shape_study)
+            units.count(TOKENS_PER_PARAMETER * parameters) for parameters in _active_parameters(shape_study)
         )
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens_text} tokens here")
     if shape_study.scaled is not None:

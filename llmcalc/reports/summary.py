@@ -23,9 +23,9 @@ def headline(spec: ModelSpec) -> str:
     summary_parts = [spec.kind, f"{depth_text} layer{'s' * (depth_text != '1')}", f"hidden {spec.hidden_size}"]
     # those beside the others after the others
     ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
-    for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
+    for model_parts in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
         summary_parts += _merge_texts(
-            unique_texts(describe_part(output_part, spec.hidden_size) for output_part in parts_of_kind)
+            unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
         )
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
@@ -40,17 +40,17 @@ def _merge_texts(phrases: list[str]) -> list[str]:
         for longer_phrase in phrases
         if longer_phrase.startswith(f"{shorter_phrase}, ")
     }
-    additions_by_shorter_text = {
+    additions_by_phrase = {
         longer_phrase: [
             added_phrase
-            for longer_name, added_phrase in added_phrases.items()
-            if longer_name == f"{longer_phrase}, {added_phrase}"
+            for extended_phrase, added_phrase in added_phrases.items()
+            if extended_phrase == f"{longer_phrase}, {added_phrase}"
         ]
         for longer_phrase in phrases
     }
     return [
         f"{longer_phrase} with and without {additions[0]}" if len(additions) == 1 else longer_phrase
-        for longer_phrase, additions in additions_by_shorter_text.items()
+        for longer_phrase, additions in additions_by_phrase.items()
         if longer_phrase not in added_phrases or len(added_phrases) > 1
     ]
 

@@ -206,37 +206,44 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
     seconds_on, device = timed_run.seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []
-    return other_exchange_notes(timed_run.stack, timed_run.seconds, lambda time_stack: seconds_on(device, time_stack))
+    return other_exchange_notes(
+        timed_run.stack, timed_run.seconds, lambda software_stack: seconds_on(device, software_stack)
+    )
 
 
 def other_exchange_notes(
-    time_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
+    software_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
 ) -> list[str]:
     """Returns a note if another token dispatcher of the software changes the time of an expert-parallel step.
 
     The dispatchers are all-to-all and all-gather.
-    seconds: of the step on `time_stack`. seconds_on: software stack → seconds of the same step.
+    seconds: of the step on `software_stack`. seconds_on: software stack → seconds of the same step.
     subject: the run that takes them, with a space at its end; default the run of the answer.
     """
-    if not time_stack.exchange_stack:
+    if not software_stack.exchange_stack:
         return []
-    other_stack = find_stack(time_stack.exchange_stack)
-    exchange_settings = {name: getattr(other_stack, name) for name in ("gathers_tokens", "sends_copies")}
-    other_seconds = seconds_on(time_stack.model_copy(update=exchange_settings))
+    other_stack = find_stack(software_stack.exchange_stack)
+    exchange_settings = {
+        field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies")
+    }
+    other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
         return []
-    exchange_text, other_exchange = _exchange_text(time_stack), _exchange_text(other_stack).removeprefix("those of ")
+    exchange_text, other_exchange = (
+        _exchange_text(software_stack),
+        _exchange_text(other_stack).removeprefix("those of "),
+    )
     return [
         f"exchanges of experts' tokens are {exchange_text}; by {other_exchange} {subject}"
-        f"{duration_text(other_seconds)} (--stack {time_stack.exchange_stack})"
+        f"{duration_text(other_seconds)} (--stack {software_stack.exchange_stack})"
     ]
 
 
-def _exchange_text(time_stack: TimeStack) -> str:
+def _exchange_text(software_stack: TimeStack) -> str:
     """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
-    if time_stack.gathers_tokens:
+    if software_stack.gathers_tokens:
         return "all-gathers of all tokens"
-    return "NCCL's all-to-all" if time_stack.sends_copies else "those of DeepEP"
+    return "NCCL's all-to-all" if software_stack.sends_copies else "those of DeepEP"
 
 
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
@@ -244,8 +251,10 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
     device_count: devices that send messages to each other.
     """
-    is_known = hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != UNKNOWN_NIC
-    if device_count == 1 or is_known:
+    has_known_link = (
+        hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != UNKNOWN_NIC
+    )
+    if device_count == 1 or has_known_link:
         return []
     rate_text = f"{UNKNOWN_NIC / 10**9:g} GB/s"
     return [f"no link of {hardware.title} is known: messages at {rate_text}, as over a network; --nic states the rate"]
@@ -346,17 +355,19 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    run_unit = duration_unit(timed_run.seconds)
+    run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
+        (part_name, seconds)
+        for part_name, seconds in timed_run.seconds_by_part.items()
+        if seconds or part_name in ("work", "kernels")
     ]
-    seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
+    seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []
     for time_part, time_bound in zip_longest(time_parts, seconds_by_bound):
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else duration_unit(seconds)
+            time_unit = run_time_unit if seconds >= FACTORS[run_time_unit] / 10 else duration_unit(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
@@ -402,7 +413,7 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
 
 
 def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
-    """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
+    """Returns a note on a run that does not fit in the typed layout, or whose layout was chosen so that it fits."""
     resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
@@ -445,14 +456,14 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
             "with all layers on the accelerator" if timed_run.leaves_layers_on_host else "with enough memory"
         )
     condition_text = f"{', '.join(conditions)}: " if conditions else ""
-    lines = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
+    rate_notes = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
         if rule_seconds is not None
     ]
     return [
-        *lines,
+        *rate_notes,
         *([_size_note(timed_run, is_measured)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
@@ -510,6 +521,8 @@ def _time_data(
             "inside": is_in_range,
             "lines": explanation_lines,
             "tokens_per_second": timed_run.tokens / seconds,
-            "mfu": {convention: share * timed_run.seconds / seconds for convention, share in mfu_by_convention},
+            "mfu": {
+                convention: utilization * timed_run.seconds / seconds for convention, utilization in mfu_by_convention
+            },
         }
     return json_document

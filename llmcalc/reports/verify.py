@@ -69,27 +69,32 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
-    compared_groups = [
-        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
+    checked_quantities = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
+    compared_quantities = [
+        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_quantities
     ]
     table_columns = [
         Column("target", "model", justify="left"),
-        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_groups),
+        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_quantities),
     ]
     table_columns += [Column("checks", "checks", units.exact_text), Column("seconds", "time", units.seconds)]
-    column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
+    column_count = len(table_columns) - (MEMORY in compared_quantities)  # all of them would not fit 80 columns
     table_rows = [
         [
             model_verdict.target,
-            *(_verdict_sign(model_verdict, quantity) for quantity in compared_groups),
+            *(_verdict_sign(model_verdict, quantity) for quantity in compared_quantities),
             len(model_verdict.checks),
             round(model_verdict.seconds, 3),
         ]
         for model_verdict in model_verdicts
     ]
     table_rows += [
-        [model_name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
+        [
+            model_name,
+            *(["skipped"] + [None] * (len(compared_quantities) - 1) if compared_quantities else []),
+            None,
+            None,
+        ]
         for model_name in skipped_models
     ]
     notes = _verify_notes(model_verdicts, skipped_models)
@@ -214,10 +219,10 @@ def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason for skipping, with the models that were skipped."""
-    return [
-        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
-        for reason in dict.fromkeys(skipped_models.values())
-    ]
+    models_by_reason: dict[str, list[str]] = {}
+    for model_name, skip_reason in skipped_models.items():
+        models_by_reason.setdefault(skip_reason, []).append(model_name)
+    return [f"skipped, {skip_reason}: {', '.join(models)}" for skip_reason, models in models_by_reason.items()]
 
 
 def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
@@ -248,8 +253,8 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
     notes = [
-        f"memory of {name}: {', '.join(verdict_info['runs'])}"
-        for name, verdict_info in compared_memory
+        f"memory of {model_name}: {', '.join(verdict_info['runs'])}"
+        for model_name, verdict_info in compared_memory
         if verdict_info["runs"]
     ]
     if len(notes) > 1:
@@ -274,7 +279,11 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    layout_text = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
+    layout_text = ", ".join(
+        f"{layout[degree_name]} {degree_title}"
+        for degree_name, degree_title in degree_titles.items()
+        if layout[degree_name] > 1
+    )
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
         f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "

@@ -110,11 +110,11 @@ class AutogradGraph:
     @contextmanager
     def no_grad(self) -> Iterator[None]:
         """Disables the recording of autograd nodes inside a `with`."""
-        was_enabled, self.enabled = self.enabled, False
+        grad_was_enabled, self.enabled = self.enabled, False
         try:
             yield
         finally:
-            self.enabled = was_enabled
+            self.enabled = grad_was_enabled
 
 
 def is_recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
@@ -258,17 +258,17 @@ def _run_backward_node(
     needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
     input_gradients = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for output_index, (shape, dtype) in enumerate(graph_node.inputs):
-        if not needs_input_grad[output_index]:
-            input_gradients[output_index] = None
+    for input_index, (shape, dtype) in enumerate(graph_node.inputs):
+        if not needs_input_grad[input_index]:
+            input_gradients[input_index] = None
             continue
-        gradient = input_gradients[output_index]
+        gradient = input_gradients[input_index]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            input_gradients[output_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
+            input_gradients[input_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            input_gradients[output_index] = autograd_graph.new_tensor(
+            input_gradients[input_index] = autograd_graph.new_tensor(
                 shape, dtype, elementwise_strides(((gradient.shape, gradient.strides),), shape)
             )
         del gradient

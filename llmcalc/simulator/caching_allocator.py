@@ -126,7 +126,7 @@ class BlockPool:
         return block_size
 
     def reserve(self, block_units: int) -> tuple[int, int]:
-        """Makes a new segment with a free block of at least n units (get_allocation_size).
+        """Adds a new segment with a free block of at least n units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
@@ -200,7 +200,7 @@ class CachingAllocator:
         """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
-    def _small_pool(self, cuda_stream: int) -> int:
+    def _small_pool_number(self, cuda_stream: int) -> int:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if cuda_stream not in self._pool_of_stream:
             self._pool_of_stream[cuda_stream] = len(self._pools)
@@ -208,7 +208,7 @@ class CachingAllocator:
         return self._pool_of_stream[cuda_stream]
 
     def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps. Storages keep their numbers across calls.
+        """Runs encoded allocator steps. Storages keep their numbers across calls.
 
         storage_count: the number of storages so far.
         storage_offset: offset of the storage numbers in these steps, default 0.
@@ -217,7 +217,7 @@ class CachingAllocator:
         blocks_by_number, is_expandable = self._block_of, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
         allocated_units, peak_units = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        small_pool_number = self._small_pool(self._stream)
+        small_pool_number = self._small_pool_number(self._stream)
         pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
             if encoded_units > 0:
@@ -297,7 +297,7 @@ class CachingAllocator:
                     insort(block_starts_of_size, block_start)
             else:
                 self._stream = -1 - encoded_units
-                small_pool_number = self._small_pool(self._stream)
+                small_pool_number = self._small_pool_number(self._stream)
                 pool_tables += [
                     (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
                     for block_pool in self._pools[len(pool_tables) :]
@@ -323,7 +323,7 @@ class CachingAllocator:
 
 
 def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandable_segments: bool) -> CachingAllocator:
-    """Returns an allocator that has played all pieces of a run. storage_count: the number of storages."""
+    """Returns an allocator that has played all step lists of a run. storage_count: the number of storages."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.play(allocator_steps, storage_count, storage_offset)
@@ -331,9 +331,9 @@ def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandabl
 
 
 class AllocatorStepEncoder:
-    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
+    """Encodes events as allocator steps, list by list, and counts the requested bytes.
 
-    count: the number of storages.
+    storage_count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
     """
 

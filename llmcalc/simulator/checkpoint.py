@@ -25,10 +25,10 @@ class _AllRecomputed(Exception):
 class CheckpointedRegion:
     """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
 
-    compute: computes the call's result from its arguments.
+    run_region: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
-    kept_operations: names of the operations whose results are kept (selective checkpointing).
-    alternate_operations: those of them of which every other result is kept.
+    kept_operations: names of the operations whose results are stored (selective checkpointing).
+    alternate_operations: the operations among them of which only every other result is stored.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class CheckpointedRegion:
 
     def free_unread_results(self) -> None:
         """Frees the stored results that follow the last saved tensor, which the backward pass does not need."""
-        for operation_name, result_number, saved_tensors_before in self.result_positions:
-            if saved_tensors_before == len(self.packed):
+        for operation_name, result_number, saved_tensor_count in self.result_positions:
+            if saved_tensor_count == len(self.packed):
                 self.results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
@@ -92,9 +92,9 @@ class CheckpointedRegion:
         """Runs the call again, until all saved tensors are recomputed."""
         autograd_graph, self.recomputed = self.graph, []
         outer_pack_hooks, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._save_recomputed_tensor]
-        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-        previous_place = autograd_graph.meter.place
-        previous_results = autograd_graph.results
+        grad_was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        backward_place = autograd_graph.meter.place
+        outer_results = autograd_graph.results
         autograd_graph.results = _StoredResults(self) if self.saved_operations else None
         outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
@@ -109,9 +109,9 @@ class CheckpointedRegion:
             pass
         finally:
             autograd_graph.pack_hooks = outer_pack_hooks
-            autograd_graph.enabled = was_enabled
-            autograd_graph.meter.place = previous_place
-            autograd_graph.results = previous_results
+            autograd_graph.enabled = grad_was_enabled
+            autograd_graph.meter.place = backward_place
+            autograd_graph.results = outer_results
             autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
 
     def _save_recomputed_tensor(self, tensor: Tensor) -> SavedTensor:

@@ -110,9 +110,9 @@ def program_stacks(
     """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
-        layer_order = layer_kinds(layer_scopes)
-        layers_before, layer_period, repeat_count = find_layer_pattern(layer_order)
-        layers_after = len(layer_order) - layers_before - layer_period * repeat_count
+        layer_types = layer_kinds(layer_scopes)
+        layers_before, layer_period, repeat_count = find_layer_pattern(layer_types)
+        layers_after = len(layer_types) - layers_before - layer_period * repeat_count
         stack_path = ".".join((*parent_path, layer_scopes[0].name))
         patterns_per_repeat = lcm(layer_period, recompute_interval) // layer_period
         repeat_count, remaining_repeats = divmod(repeat_count, patterns_per_repeat)
@@ -144,11 +144,11 @@ def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_in
 def _shares_tensors(layer_scope: ModuleScope) -> bool:
     """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
     assert layer_scope.first_input is not None
-    inner_storages = {id(layer_scope.first_input.storage)}
+    inner_storage_ids = {id(layer_scope.first_input.storage)}
     for operation in layer_scope.steps():
-        if any(id(input_value.storage) not in inner_storages for input_value in operation.input_values):
+        if any(id(input_value.storage) not in inner_storage_ids for input_value in operation.input_values):
             return True
-        inner_storages |= {id(output_value.storage) for output_value in operation.output_values}
+        inner_storage_ids |= {id(output_value.storage) for output_value in operation.output_values}
     return layer_scope.node_fields.get("role") == "shared"
 
 
@@ -157,9 +157,11 @@ def _stacks_of_scope(
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
-        item
-        for item in module_scope.items
-        if isinstance(item, ModuleScope) and item.first_input is not None and not item.node_fields.get("optional")
+        scope_item
+        for scope_item in module_scope.items
+        if isinstance(scope_item, ModuleScope)
+        and scope_item.first_input is not None
+        and not scope_item.node_fields.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
     for scope_item in module_scope.items:

@@ -48,13 +48,13 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_layer_pattern(layer_order: Sequence[object]) -> LayerPattern:
+def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
     """Returns the repeating pattern of layer types for which `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
-    layer_count = len(layer_order)
-    if layer_count > RECORDED_REPEATS and all(map(is_, layer_order, repeat(layer_order[0]))):
+    layer_count = len(layer_types)
+    if layer_count > RECORDED_REPEATS and all(map(is_, layer_types, repeat(layer_types[0]))):
         return LayerPattern(0, 1, layer_count)
     best_pattern, layers_to_run = LayerPattern(0, layer_count, 1), layer_count
     for layer_period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
@@ -62,7 +62,7 @@ def find_layer_pattern(layer_order: Sequence[object]) -> LayerPattern:
             break
         first_layer = 0
         for pattern_end in range(layer_period, layer_count + 1):
-            if pattern_end < layer_count and layer_order[pattern_end] is layer_order[pattern_end - layer_period]:
+            if pattern_end < layer_count and layer_types[pattern_end] is layer_types[pattern_end - layer_period]:
                 continue
             repeat_count = (pattern_end - first_layer) // layer_period
             if (
@@ -75,13 +75,13 @@ def find_layer_pattern(layer_order: Sequence[object]) -> LayerPattern:
     return best_pattern
 
 
-def shortened_layers(layer_order: list[Kind], repeats_to_keep: int | None) -> list[Kind]:
+def shortened_layers(layer_types: list[Kind], repeats_to_keep: int | None) -> list[Kind]:
     """Returns the layers with fewer repeats of the pattern, or all layers if `repeats_to_keep` is None."""
     if repeats_to_keep is None:
-        return layer_order
-    first_layer, layer_period, repeat_count = find_layer_pattern(layer_order)
+        return layer_types
+    first_layer, layer_period, repeat_count = find_layer_pattern(layer_types)
     return [
-        *layer_order[:first_layer],
-        *layer_order[first_layer : first_layer + layer_period] * repeats_to_keep,
-        *layer_order[first_layer + layer_period * repeat_count :],
+        *layer_types[:first_layer],
+        *layer_types[first_layer : first_layer + layer_period] * repeats_to_keep,
+        *layer_types[first_layer + layer_period * repeat_count :],
     ]

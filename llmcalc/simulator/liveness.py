@@ -83,7 +83,7 @@ def last_readers(
     last_reader_ids: dict[int, int] = {}
     last_reading_layers: dict[int, ModuleScope] = {}
     layer_of_value: dict[int, ModuleScope] = {}
-    shared_values: set[int] = set()
+    shared_value_ids: set[int] = set()
 
     def visit(scope_items: Sequence[Item], layer: ModuleScope) -> None:
         for scope_item in scope_items:
@@ -92,7 +92,7 @@ def last_readers(
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.output is not None:
                     # the first branch stands for it
-                    shared_values.add(id(executed_branch.output.storage))
+                    shared_value_ids.add(id(executed_branch.output.storage))
             elif isinstance(scope_item, Step):
                 for recorded_value in scope_item.input_values:
                     storage_id = id(recorded_value.storage)
@@ -102,7 +102,7 @@ def last_readers(
                         and layer_of_value.get(storage_id, layer) is not layer
                         and not is_view_of(recorded_value, layer.first_input)
                     ):
-                        shared_values.add(storage_id)
+                        shared_value_ids.add(storage_id)
                 for recorded_value in scope_item.output_values:
                     layer_of_value[id(recorded_value)] = layer
             elif not is_module_skipped(scope_item):
@@ -112,10 +112,10 @@ def last_readers(
                     inner_value_ids = {
                         id(output_value) for operation in operations for output_value in operation.output_values
                     }
-                    storages_read = {
+                    read_storage_ids = {
                         id(input_value.storage) for operation in operations for input_value in operation.input_values
                     }
-                    last_reader_ids.update(dict.fromkeys(storages_read - inner_value_ids, id(scope_item)))
+                    last_reader_ids.update(dict.fromkeys(read_storage_ids - inner_value_ids, id(scope_item)))
 
     visit(root_scope.items, root_scope)
     for module_scope in root_scope.scopes():
@@ -124,9 +124,9 @@ def last_readers(
             and module_scope.output is not None
             and last_reading_layers.get(id(module_scope.output.storage)) is module_scope
         ):
-            shared_values.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
+            shared_value_ids.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
     return {
         storage_id: last_reader_id
         for storage_id, last_reader_id in last_reader_ids.items()
-        if storage_id not in shared_values
-    }, shared_values
+        if storage_id not in shared_value_ids
+    }, shared_value_ids

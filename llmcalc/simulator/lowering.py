@@ -53,7 +53,7 @@ class Lowering(ProgramLowering):
     scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
     known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
     store: path → the tensors of a cache or state between passes; None if no pass follows.
-    continues: whether an earlier pass has filled the store.
+    has_earlier_tokens: whether an earlier pass has filled the store.
     absent_values: ids of the values that such a pass does not compute.
     only_finds_parameters: whether the run only finds the parameters.
     has_skipped_steps: whether the first pass has left out a step, and with it parameters.
@@ -83,19 +83,21 @@ class Lowering(ProgramLowering):
         for module_scope in root_scope.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(includes_idle=False))
-                computed_values = {
+                computed_value_ids = {
                     id(output_value) for operation in operations for output_value in operation.output_values
                 }
-                storages_read = {
+                read_storage_ids = {
                     id(input_value.storage) for operation in operations for input_value in operation.input_values
                 }
                 layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
-                self.values_computed[id(module_scope)] = computed_values
-                self.storages_read[id(module_scope)] = storages_read - computed_values - layer_input_ids
+                self.values_computed[id(module_scope)] = computed_value_ids
+                self.storages_read[id(module_scope)] = read_storage_ids - computed_value_ids - layer_input_ids
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
-        if self.recompute.layers or any(id(call.scope) in self.recomputed_modules for call in self.frames):
+        if self.recompute.layers or any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
             raise self.unsupported(
                 "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
                 operation.name,
@@ -113,12 +115,12 @@ class Lowering(ProgramLowering):
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
-        computed_values = {id(output_value) for operation in operations for output_value in operation.output_values}
+        computed_value_ids = {id(output_value) for operation in operations for output_value in operation.output_values}
         values_read = {
             id(input_value): input_value
             for operation in operations
             for input_value in operation.input_values
-            if nearest_base_id(input_value, computed_values) is None
+            if nearest_base_id(input_value, computed_value_ids) is None
         }
         values_read_outside = (
             input_value
@@ -132,7 +134,9 @@ class Lowering(ProgramLowering):
                 for recorded_value in values_read.values()
                 if not is_view_of(recorded_value, module_scope.argument)
             ),
-            frozenset(nearest_base_id(recorded_value, computed_values) or 0 for recorded_value in values_read_outside)
+            frozenset(
+                nearest_base_id(recorded_value, computed_value_ids) or 0 for recorded_value in values_read_outside
+            )
             - {0, id(module_scope.output)},
             tuple(
                 recorded_value
@@ -149,8 +153,8 @@ class Lowering(ProgramLowering):
         """
         module_input, module_output = module_scope.call_values
         frames_outside_region, memoized_values = self._copy_frames(), self.memo
-        shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
-        shared_values |= {
+        shared_tensors = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
+        shared_tensors |= {
             id(read_value): self.values[id(read_value)]
             for recorded_value in recomputed_module.values_read
             if (read_value := self._value_with_tensor(recorded_value)) is not None
@@ -158,7 +162,7 @@ class Lowering(ProgramLowering):
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
+            self.values, self.bound = {**shared_tensors, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(frames_outside_region), memoized_values
             try:
                 self._run_module_items(ModuleFrame(module_scope))
@@ -201,18 +205,20 @@ class Lowering(ProgramLowering):
         """
         frames_outside_region, memoized_values = self._copy_frames(), self.memo
         carried_keys, is_first_run = tuple(self.carried_tensors), True
-        shared_values = {
+        shared_tensors = {
             value_id: self.values[value_id]
             for value_id in self.storages_read[id(module_call.scope)]
             if value_id in self.values
         }
-        shared_outputs = (self.shared_values & self.values_computed[id(module_call.scope)]) - {id(layer_output.storage)}
+        shared_output_ids = (self.shared_values & self.values_computed[id(module_call.scope)]) - {
+            id(layer_output.storage)
+        }
 
         def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
             """Runs the layer with a copy of the stack of running modules; the caller's stack stays unchanged."""
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values = {**shared_values, id(layer_input): input_tensors[0]}
+            self.values = {**shared_tensors, id(layer_input): input_tensors[0]}
             self.bound = {}
             self.frames = list(frames_outside_region)
             self.memo = memoized_values
@@ -222,7 +228,7 @@ class Lowering(ProgramLowering):
                 self.run_module(module_call.without_tensors())
                 output_tensor = self.tensor_of(layer_output)
                 caller_state[0].update(
-                    {value_id: self.values[value_id] for value_id in shared_outputs if value_id in self.values}
+                    {value_id: self.values[value_id] for value_id in shared_output_ids if value_id in self.values}
                 )
                 return output_tensor
             finally:

@@ -99,15 +99,15 @@ class PassVisits(NamedTuple):
             return [repeat_indices.index(stack_repeat) for stack_repeat in repeats]
         return None
 
-    def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
+    def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
 
-        start_index, next_start: the first visits of both parts. visit_count: visits of each part.
+        start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
         None if the parts differ in anything else.
         """
         earlier_visits = self.visits[start_index : start_index + visit_count]
-        later_visits = self.visits[next_start : next_start + visit_count]
+        later_visits = self.visits[later_start_index : later_start_index + visit_count]
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
         expected_visits = [
             (
@@ -148,18 +148,18 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
         return None
     second_repeat_start, third_repeat_start, fourth_repeat_start = start_indices
     visit_count = fourth_repeat_start - third_repeat_start
-    visits_in_layers = max(
+    layer_visit_count = max(
         i for i in range(1, visit_count + 1) if forward_pass.visits[third_repeat_start + i - 1].place.layer_index >= 0
     )
     saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, visit_count, layer_period)
     if third_repeat_start - second_repeat_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_repeat_start, fourth_repeat_start, visits_in_layers, layer_period
+        third_repeat_start, fourth_repeat_start, layer_visit_count, layer_period
     ):
         return None
     if saved_bytes is None:
         return None
-    lowered_pass = forward_pass.with_more_bytes(fourth_repeat_start, len(forward_pass.visits), -saved_bytes)
-    return lowered_pass.without_visits(third_repeat_start, fourth_repeat_start), saved_bytes
+    shorter_pass = forward_pass.with_more_bytes(fourth_repeat_start, len(forward_pass.visits), -saved_bytes)
+    return shorter_pass.without_visits(third_repeat_start, fourth_repeat_start), saved_bytes
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:

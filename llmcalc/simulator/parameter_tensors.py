@@ -46,19 +46,19 @@ class ParameterTensors(ValueTensors):
         """
         return self.weight(f"{operation.name}.weight", shape)
 
-    def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
-        """Returns a buffer of the current module by name. indices: whether the elements are integers."""
+    def buffer(self, parameter_name: str, shape: Shape, is_integer: bool = False) -> Tensor:
+        """Returns a buffer of the current module by name. is_integer: whether the elements are integers."""
         parameter_key = (*self.module_path(), parameter_name)
         self.buffers.add(parameter_key)
-        return self.parameter(parameter_key, shape, INT64 if indices else self.dtype, trained=False)
+        return self.parameter(parameter_key, shape, INT64 if is_integer else self.dtype, trained=False)
 
     def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
         shape = element_count(operation.weight.output_axes), element_count(operation.weight.input_axes)
-        lending_layer = operation.options.get("lent")
-        if lending_layer:
-            return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
+        weight_owner = operation.options.get("lent")
+        if weight_owner:
+            return self.weight(f"{weight_owner}.weight", shape, self.module_path(levels_up=1))
         return self._shared_weight(operation.weight, operation.name, shape)
 
     def embedding_table(self, operation: Step) -> Tensor:
@@ -90,14 +90,14 @@ class ParameterTensors(ValueTensors):
                 self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, is_leaf=self.trained and trained)
         return self.weights[parameter_key]
 
-    def unread_parameters(self, parameter_name: str, parameter_use: CountedOp) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, counted_op: CountedOp) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter = self.graph.meter
         is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
-        is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
-        tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in parameter_use.tensors()]
-        if parameter_use.has_effect("buffers"):
-            return [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
+        is_leaf = is_trained and not getattr(counted_op.op, "frozen", False)
+        tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in counted_op.tensors()]
+        if counted_op.has_effect("buffers"):
+            return [*tensors, empty(memory_meter, (counted_op.buffers(),), self.dtype)]
         return tensors
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ class ParameterTensors(ValueTensors):
     def allocate_unread_parameters(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with count_storages_as(self.graph.meter, "weights"):
-            for module_name, parameter_use, copy_count in unused_modules(program.root):
+            for module_name, counted_op, copy_count in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(copy_count) for weight in self.unread_parameters(module_name, parameter_use)
+                    weight for _ in range(copy_count) for weight in self.unread_parameters(module_name, counted_op)
                 ]
 
     @property

@@ -110,14 +110,16 @@ class PassTrace:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         releases_of_traces = (
             {
-                pass_id: [release_step for release_step, _ in releases] if pass_id[1] == PREVIOUS else releases
+                pass_id: [release_event_index for release_event_index, _ in releases]
+                if pass_id[1] == PREVIOUS
+                else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
         )
-        first_trace, second_trace = releases_of_traces
+        first_releases, second_releases = releases_of_traces
         return (
-            first_trace == second_trace
+            first_releases == second_releases
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 

@@ -87,10 +87,10 @@ class ProgramLowering(CacheTensors):
             self.trained_dtype,
         )
         parameter_lowering.inputs = {
-            id_rows: empty(
-                parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64
+            row_axis: empty(
+                parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(row_axis)), INT64
             )
-            for id_rows in INPUTS
+            for row_axis in INPUTS
         }
         parameter_lowering.create_input_frames(program)
         parameter_lowering.create_stage_input(program)
@@ -129,9 +129,9 @@ class ProgramLowering(CacheTensors):
         module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
-        previous_place, memory_meter.place = memory_meter.place, self.place
+        outer_place, memory_meter.place = memory_meter.place, self.place
         outer_memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
-        outer_values = set(self.values) if module_scope.is_separate_model else set()
+        outer_value_ids = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
@@ -139,13 +139,13 @@ class ProgramLowering(CacheTensors):
             else:
                 module_kernel()
         if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
-            for storage_key in (
-                set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}
+            for value_id in (
+                set(self.values) - outer_value_ids - {id(module_scope.output), id(module_scope.output.storage)}
             ):
-                self.values.pop(storage_key)
+                self.values.pop(value_id)
         self.memo = outer_memo
         self.frames.pop()
-        memory_meter.place = previous_place
+        memory_meter.place = outer_place
         del module_input
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
@@ -221,10 +221,10 @@ class ProgramLowering(CacheTensors):
         """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
-    def run_alternatives(self, alternatives_item: AlternativeBranches) -> None:
+    def run_alternatives(self, alternatives: AlternativeBranches) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
-        first_branch, *_ = alternatives_item.branches.values()
-        executed_branch = self.choose_branch(alternatives_item)
+        first_branch, *_ = alternatives.branches.values()
+        executed_branch = self.choose_branch(alternatives)
         self.run_items(executed_branch.items)
         assert first_branch.output is not None
         assert executed_branch.output is not None
@@ -259,10 +259,10 @@ class ProgramLowering(CacheTensors):
         hidden_states = self.tensor_of(first_input)
         self._free_layer_input(first_input)
         owners_of_layers: dict[str, int] = {}
-        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        executed_layers = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first_layer, self.after_first = self.after_first, None
-        for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
+        for layer_index, layer_scope in enumerate(executed_layers, self.first_layer_index):
             layer_name = layer_scope.node_fields.get("label", "").removesuffix(SHARED)
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
             layer_input = hidden_states

@@ -129,22 +129,31 @@ class PassRecorder(PassCounter):
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs and records a forward pass. compute: the function for the pass's output."""
-        return self._run(*self.next_forward(model_chunk), input_tensor, compute)
+        return self._record_pass(*self.next_forward(model_chunk), input_tensor, compute)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Computes the loss of the last forward pass."""
-        return self._run(*self.next_loss(model_chunk), output, compute)
+        return self._record_pass(*self.next_loss(model_chunk), output, compute)
 
-    def _run(
+    def _record_pass(
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
-        pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event_index, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._surviving_outputs(pass_case[0], pass_output)
-        pass_end = len(self.meter.events)
+        end_event_index = len(self.meter.events)
         self.passes.append(
-            RecordedPass(pass_case, pass_id, pass_start, pass_end, start_place, input_storage, outputs, self.previous)
+            RecordedPass(
+                pass_case,
+                pass_id,
+                first_event_index,
+                end_event_index,
+                start_place,
+                input_storage,
+                outputs,
+                self.previous,
+            )
         )
         return pass_output
 
@@ -155,16 +164,18 @@ class PassRecorder(PassCounter):
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
         pass_case, pass_id = self.next_backward(model_chunk)
-        pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event_index, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
             output_without_storage(leaf_index, gradient_leaf.grad)
             for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        pass_end = len(self.meter.events)
+        end_event_index = len(self.meter.events)
         self.passes.append(
-            RecordedPass(pass_case, pass_id, pass_start, pass_end, start_place, None, gradients, self.previous)
+            RecordedPass(
+                pass_case, pass_id, first_event_index, end_event_index, start_place, None, gradients, self.previous
+            )
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
@@ -326,29 +337,29 @@ class TraceReader:
         ]:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
-                storage_in_pass = len(storage_numbers)
-                allocating_passes[storage_number] = pass_id, storage_in_pass
-                storage_numbers[storage_number] = storage_in_pass
+                number_in_pass = len(storage_numbers)
+                allocating_passes[storage_number] = pass_id, number_in_pass
+                storage_numbers[storage_number] = number_in_pass
                 bytes_of_storages[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    allocator_steps.append(encode_allocation(storage_in_pass, storage_bytes))
+                    allocator_steps.append(encode_allocation(number_in_pass, storage_bytes))
                     live_bytes += storage_bytes
                     if live_bytes > place_peak_bytes:
                         place_peak_bytes, is_rising = live_bytes, True
                         pass_peak = max(pass_peak, live_bytes)
             elif nbytes == FREED:
-                released_storage = storage_numbers.get(storage_number)
-                if released_storage is None:
+                released_number = storage_numbers.get(storage_number)
+                if released_number is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
-                    if released_storage is None:
-                        other_pass_id, storage_in_other_pass = allocating_passes[storage_number]
+                    if released_number is None:
+                        other_pass_id, number_in_other_pass = allocating_passes[storage_number]
                         storage_releases.setdefault(other_pass_id, []).append(
-                            (len(allocator_steps), storage_in_other_pass)
+                            (len(allocator_steps), number_in_other_pass)
                         )
-                    allocator_steps.append((released_storage or 0, 0))  # `encode_release`
+                    allocator_steps.append((released_number or 0, 0))  # `encode_release`
                 if is_rising:
                     peaks[current_place], is_rising = (place_peak_bytes, bytes_by_kind.copy()), False
                 if kinds_at_first_release is None:
@@ -410,17 +421,17 @@ class TraceReader:
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
-            storage_number, nbytes, _ = self.events[recorded_pass.first_event_index]
+            start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACED:
-                return storage_number  # type: ignore[no-any-return]
+                return start_place  # type: ignore[no-any-return]
         return recorded_pass.start_place
 
-    def _describe_output(self, output_template: Tensor, storage_number: int, storage_in_run: int) -> OutputTensor:
+    def _describe_output(self, output_template: Tensor, number_in_pass: int, number_in_run: int) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
-            storage_number,
-            self.sizes[storage_in_run],
-            self.kinds[storage_in_run],
+            number_in_pass,
+            self.sizes[number_in_run],
+            self.kinds[number_in_run],
             output_template.shape,
             output_template.dtype,
             output_template.strides,

@@ -35,7 +35,7 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
         vector_width //= 2
     thread_count = THREADS // vector_width
     block_columns, block_rows = (
-        min(_power_of_two(work_items), thread_count) for work_items in (output_count // vector_width, row_count)
+        min(_power_of_two(element_count), thread_count) for element_count in (output_count // vector_width, row_count)
     )
     block_height = min(block_rows, thread_count // min(block_columns, WARP))
     block_width = min(block_columns, thread_count // block_height)

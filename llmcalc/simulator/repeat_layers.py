@@ -51,26 +51,27 @@ class AllocatorOverhead(NamedTuple):
     rounding_bytes_after: int
 
     @staticmethod
-    def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
-        rounding = device.peak_allocated - requested_bytes.peak_requested
+    def overhead_of_replay(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
+        """Returns the overhead of an allocator after a replay. step_encoder: the counter of the requested bytes."""
+        rounding_bytes = device.peak_allocated - step_encoder.peak_requested
         free_bytes = device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(
-            requested_bytes.peak_requested, rounding, free_bytes, device.allocated - requested_bytes.requested
+            step_encoder.peak_requested, rounding_bytes, free_bytes, device.allocated - step_encoder.requested
         )
 
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
-        rounding = max(run_overhead.rounding_bytes for run_overhead in run_overheads)
+        rounding_bytes = max(run_overhead.rounding_bytes for run_overhead in run_overheads)
         reserved_bytes = max(
-            overhead.requested_bytes + overhead.rounding_bytes + overhead.free_bytes for overhead in run_overheads
+            run_overhead.requested_bytes + run_overhead.rounding_bytes + run_overhead.free_bytes
+            for run_overhead in run_overheads
         )
         return AllocatorOverhead(
             requested_bytes,
-            rounding,
-            reserved_bytes - requested_bytes - rounding,
+            rounding_bytes,
+            reserved_bytes - requested_bytes - rounding_bytes,
             run_overheads[-1].rounding_bytes_after,
         )
 
@@ -80,8 +81,8 @@ class AllocatorOverhead(NamedTuple):
         """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more layers."""
         return AllocatorOverhead(
             *(
-                max(0, longer_value + (longer_value - shorter_value) * missing_layers // added_layers)
-                for shorter_value, longer_value in zip(self, longer_overhead, strict=True)
+                max(0, longer_bytes + (longer_bytes - shorter_bytes) * missing_layers // added_layers)
+                for shorter_bytes, longer_bytes in zip(self, longer_overhead, strict=True)
             )
         )
 
@@ -166,7 +167,12 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [sweep for parts in self.parts.values() for sweep in parts if isinstance(sweep, LayerSweep)]
+        layer_sweeps = [
+            sweep_or_events
+            for sweeps_and_events in self.parts.values()
+            for sweep_or_events in sweeps_and_events
+            if isinstance(sweep_or_events, LayerSweep)
+        ]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
@@ -400,8 +406,8 @@ class RepeatAnalysis:
                 else (sweep_or_events,)
             ):
                 if any(
-                    nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
-                    for storage_number, nbytes, named_storage in memory_events
+                    nbytes == NAMED and (storage_number in self.twins or other_storage in self.twins)
+                    for storage_number, nbytes, other_storage in memory_events
                 ):
                     raise NotRepeatingError
                 outer_events |= {
@@ -410,7 +416,9 @@ class RepeatAnalysis:
                     if nbytes in NAMING and storage_number in self.twins
                 }
         if any(
-            (twin_storage, 2, nbytes) in outer_events for twin_storage, repeat, nbytes in outer_events if repeat == 1
+            (counterpart_storage, 2, nbytes) in outer_events
+            for counterpart_storage, repeat, nbytes in outer_events
+            if repeat == 1
         ):
             raise NotRepeatingError
 
@@ -441,12 +449,12 @@ class RepeatAnalysis:
         replay_result = ReplayResult(set_up_bytes=memory_meter.now)
         for section_events in self.recorded.first_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
-        first_peaks, memory_meter.peaks = memory_meter.peaks, {}
+        first_step_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = AllocationPlace()
         for section_events in self.recorded.reported_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
-        replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        replay_result.store_step_peaks(first_step_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.final_bytes = memory_meter.now
         return replay_result
 
@@ -457,26 +465,26 @@ class RepeatAnalysis:
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
         storage_count = repeated_events.count + len(added_events)
-        requested_bytes = AllocatorStepEncoder(storage_count)
+        step_encoder = AllocatorStepEncoder(storage_count)
         step_lists: list[Stretch] = []
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
+                allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
             if section_events is self.recorded.set_up:
-                step_lists.append((requested_bytes.steps(added_events), 0))
-        return step_lists, storage_count, requested_bytes
+                step_lists.append((step_encoder.steps(added_events), 0))
+        return step_lists, storage_count, step_encoder
 
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        requested_steps = AllocatorStepEncoder(repeated_events.count)
+        step_encoder = AllocatorStepEncoder(repeated_events.count)
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_steps.encode_repeated_events(repeat_events, repeats)
+                allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
                     device.play(allocator_steps, repeated_events.count, storage_offset)
-        return AllocatorOverhead.overhead_of_replay(device, requested_steps)
+        return AllocatorOverhead.overhead_of_replay(device, step_encoder)
 
 
 class RepeatedEvents:
@@ -565,11 +573,11 @@ class RepeatedEvents:
 
     def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
-        storage_number = self.numbers.get
+        full_run_number = self.numbers.get
         return [
             (self.place_in_full_run(recorded_storage), nbytes, event_detail)
             if nbytes == PLACED
-            else (storage_number(recorded_storage, recorded_storage), nbytes, event_detail)
+            else (full_run_number(recorded_storage, recorded_storage), nbytes, event_detail)
             for recorded_storage, nbytes, event_detail in memory_events
         ]
 
@@ -602,10 +610,10 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for end_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
+        for end_repeat, owner_offset in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
             if repeat_index == end_repeat:  # the storages of a neighbour that is the first or the last repeat
                 for event_index, memory_event in enumerate(layer_sweep.inner_events):
-                    if memory_event.owner_offset == owning_repeat:
+                    if memory_event.owner_offset == owner_offset:
                         memory_events[event_index] = (
                             memory_event.neighbour_storage,
                             memory_event.nbytes,

@@ -92,10 +92,10 @@ class EventMeter(Meter):
             for (
                 model_chunk,
                 pass_kind,
-                pass_distance,
+                pass_offset,
             ), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_distance)
+                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_offset)
                 )
                 other_first_storage: int | None = first_storage_number
                 if other_pass_id != pass_id:
@@ -106,13 +106,13 @@ class EventMeter(Meter):
                 for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
         self.pieces.append((allocator_steps, first_storage_number))
-        self._count(pass_trace, added_layers, end_place, peaks)
+        self._count_pass(pass_trace, added_layers, end_place, peaks)
         return first_storage_number
 
     def _places_in_later_layer(self, pass_trace: PassTrace, added_layers: int) -> ShiftedPlaces:
         """Returns a trace's places with the layer indices increased by `added_layers`; results are cached."""
-        trace_and_layers = id(pass_trace), added_layers
-        shifted_places = self._shifted_places.get(trace_and_layers)
+        places_key = id(pass_trace), added_layers
+        shifted_places = self._shifted_places.get(places_key)
         if shifted_places is None:
             peaks = [
                 (place_in_later_layer(allocation_place, added_layers), peak_bytes, bytes_by_kind)
@@ -122,10 +122,12 @@ class EventMeter(Meter):
                 place_in_later_layer(recorded_place, added_layers)
                 for recorded_place in (pass_trace.start_place, pass_trace.end_place)
             )
-            shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
+            shifted_places = self._shifted_places[places_key] = start_place, end_place, peaks
         return shifted_places
 
-    def _count(self, pass_trace: PassTrace, added_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
+    def _count_pass(
+        self, pass_trace: PassTrace, added_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass
+    ) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module.
 
         end_place, peaks: those of the trace, with all layer indices shifted.

@@ -42,7 +42,7 @@ class ReplayResult:
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
     def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
-        """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
+        """Reads an allocator's counters. requested_bytes, peak_requested: bytes at the end and at the peak."""
         self.reserved_bytes = allocator.peak_reserved
         self.rounding_bytes = allocator.peak_allocated - peak_requested
         self.rounding_bytes_after = allocator.allocated - requested_bytes

@@ -19,8 +19,8 @@ from .replay_result import PHASES
 class ShortenedPasses:
     """Derives the events of passes with all layers from recorded passes with few.
 
-    events, passes: of the recorded run.
-    stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
+    memory_events, recorded_passes: those of the recorded run.
+    layer_stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
     Raises `NotRepeatingError` if the repeats differ.
     """
 
@@ -41,7 +41,7 @@ class ShortenedPasses:
             len(memory_events),
         ]
         self.pieces: list[Sequence[Event]] = [
-            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+            memory_events[section_start:section_end] for section_start, section_end in pairwise(boundary_indices)
         ]
         repeat_analysis = RepeatAnalysis(
             RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
@@ -52,26 +52,26 @@ class ShortenedPasses:
         """Returns the events of passes extended to all layers, and the passes."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
-        for i, piece_events in enumerate(self.pieces):
-            pass_start = len(full_run_events)
-            full_run_events += self.repeated.events_of_full_run(piece_events)
+        for i, section_events in enumerate(self.pieces):
+            first_event_index = len(full_run_events)
+            full_run_events += self.repeated.events_of_full_run(section_events)
             if i % 2:
                 recorded_passes.append(
-                    self._extended_pass(self.passes[i // 2], piece_events, pass_start, len(full_run_events))
+                    self._extended_pass(self.passes[i // 2], section_events, first_event_index, len(full_run_events))
                 )
         return full_run_events, recorded_passes
 
     def _extended_pass(
-        self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
+        self, recorded_pass: RecordedPass, pass_events: Sequence[Event], first_event_index: int, end_event_index: int
     ) -> RecordedPass:
         """Returns a pass extended to all layers.
 
-        pass_events: its recorded events. pass_start, pass_end: indices among the full run's events.
+        pass_events: its recorded events. first_event_index, end_event_index: indices among the full run's events.
         """
         input_storage = recorded_pass.input_storage
         return recorded_pass._replace(
-            first_event_index=pass_start,
-            end_event_index=pass_end,
+            first_event_index=first_event_index,
+            end_event_index=end_event_index,
             start_place=self.repeated.place_in_full_run(recorded_pass.start_place),
             input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
             outputs=self.outputs_of_full_pass(recorded_pass, pass_events),

@@ -80,7 +80,7 @@ class SimulatedWork:
         self.subtract_work_since(units_before)
 
     def add(self, work: CountedWork) -> None:
-        """Adds work that was counted apart."""
+        """Adds work that was counted separately."""
         self.units += work.unshared_units
         for recording_key, recording_units in work.recordings:
             self.use_recording(recording_key, recording_units)

@@ -62,7 +62,9 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     strides_and_sizes = [
         (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
     ]
-    if not all(isinstance(stride_or_size, int) for axis in strides_and_sizes for stride_or_size in axis):
+    if not all(
+        isinstance(stride_or_size, int) for stride_and_size in strides_and_sizes for stride_or_size in stride_and_size
+    ):
         return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
             shape, strides
         )
@@ -128,9 +130,11 @@ def broadcast_shape(*shapes: Shape) -> Shape:
     result_shape, *other_shapes = shapes
     for shape in other_shapes:
         if shape != result_shape:
-            rank = len(result_shape) - len(shape)
+            rank_difference = len(result_shape) - len(shape)
             axis_size_pairs = zip(
-                result_shape if rank >= 0 else (1,) * -rank + result_shape, (1,) * rank + shape, strict=True
+                result_shape if rank_difference >= 0 else (1,) * -rank_difference + result_shape,
+                (1,) * rank_difference + shape,
+                strict=True,
             )
             result_shape = tuple([_broadcast_size(a, b) for a, b in axis_size_pairs])
     return result_shape

@@ -205,10 +205,10 @@ class ValueTensors:
         levels_up: of which module around it instead, 1 for the nearest.
         """
         if not levels_up and self.frames:
-            current_frame = self.frames[-1]
-            if current_frame.path is None:
-                current_frame.path = self._path_of_frames(self.frames)
-            return current_frame.path
+            innermost_frame = self.frames[-1]
+            if innermost_frame.path is None:
+                innermost_frame.path = self._path_of_frames(self.frames)
+            return innermost_frame.path
         return self._path_of_frames(self.frames[: len(self.frames) - levels_up])
 
     def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> Path:
@@ -244,7 +244,9 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
+        )
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:

@@ -44,7 +44,7 @@ def open_regular_file(path: Path, expected_text: str, allows_stdin: bool = False
     Raises `InputError` for a file that is missing or not readable, a folder, and anything that is no regular file.
     """
     try:
-        _require_regular(path, os.stat(path), expected_text, allows_stdin)  # a device is not even opened
+        _require_regular_file(path, os.stat(path), expected_text, allows_stdin)  # a device is not even opened
         file_descriptor = os.open(path, os.O_RDONLY | _NONBLOCKING)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         if isinstance(error, InputError):
@@ -52,7 +52,7 @@ def open_regular_file(path: Path, expected_text: str, allows_stdin: bool = False
         raise InputError(f"{path}: {_error_reason(error)}; expected {expected_text} that can be read") from None
     try:
         file_status = os.fstat(file_descriptor)  # of the file that was opened, whatever its name has become since
-        _require_regular(path, file_status, expected_text, allows_stdin)
+        _require_regular_file(path, file_status, expected_text, allows_stdin)
         return os.fdopen(file_descriptor, "rb"), file_status.st_size
     except BaseException:
         os.close(file_descriptor)
@@ -83,7 +83,7 @@ def read_bytes(path: Path, byte_limit: int, expected_text: str, allows_stdin: bo
     return content
 
 
-def _require_regular(path: Path, file_status: os.stat_result, expected_text: str, allows_stdin: bool) -> None:
+def _require_regular_file(path: Path, file_status: os.stat_result, expected_text: str, allows_stdin: bool) -> None:
     if stat.S_ISDIR(file_status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected_text}")
     if not stat.S_ISREG(file_status.st_mode):

@@ -107,19 +107,19 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 
 @cache
-def _published(file_kind: str) -> dict[str, dict[str, Any]]:
+def _read_published(file_kind: str) -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_KIND.toml`, facts on the published checkpoints of one format."""
     return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
 def published_gptq() -> dict[str, dict[str, list[str]]]:
     """Returns the contents of `published_gptq.toml`: preset → the `dynamic` of Qwen's checkpoint in GPTQ."""
-    return _published("gptq")
+    return _read_published("gptq")
 
 
 def published_nvfp4() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_nvfp4.toml`: preset → how NVIDIA's checkpoint in NVFP4 is stored."""
-    return _published("nvfp4")
+    return _read_published("nvfp4")
 
 
 def has_nvfp4_table(preset_name: str) -> bool:
@@ -138,34 +138,34 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
     published_storage = published_nvfp4().get(preset_name)
     if published_storage is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
         return None
-    quantization_table = {
+    quantization_config = {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
         "exclude_modules": published_storage.get("exclude_modules", []),
     }
     if "quantized_layers" in published_storage:
-        quantization_table["quant_algo"] = "MIXED_PRECISION"
-        quantization_table["quantized_layers"] = {
+        quantization_config["quant_algo"] = "MIXED_PRECISION"
+        quantization_config["quantized_layers"] = {
             module_pattern: {"quant_algo": algorithm}
             for algorithm, module_patterns in published_storage["quantized_layers"].items()
             for module_pattern in module_patterns
         }
     if published_storage.get("keeps_published_format"):
-        published_table = read_preset(preset_name)["quantization_config"]
+        published_config = read_preset(preset_name)["quantization_config"]
         return {
-            **published_table,
-            "quantized_layers": quantization_table["quantized_layers"],
+            **published_config,
+            "quantized_layers": quantization_config["quantized_layers"],
         }, "nvfp4, with the other layers as in the model's own release"
     if publisher == "nvidia":
-        return quantization_table | {
+        return quantization_config | {
             "kv_cache_quant_algo": published_storage.get("kv_cache")
         }, "nvfp4, with its layers in 8 or 16 bits"
-    return quantization_table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
+    return quantization_config, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
 def published_recipes() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_recipes.toml`: preset → what recipes of the model leave in 16 bits."""
-    return _published("recipes")
+    return _read_published("recipes")
 
 
 FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
@@ -184,27 +184,32 @@ def recipe_quantization_config(
     None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
     """
     is_block_recipe = scheme == "fp8-block128" and checkpoint_name.lower().endswith("block")
-    quantization_table = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
+    quantization_config = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
     recipes, publisher = published_recipes(), publisher_of(checkpoint_name, preset_name)
     recipe = recipes.get(f"{publisher}/{preset_name}", recipes.get(preset_name))
-    library = quantization_table.get("quant_method")
+    quant_method = quantization_config.get("quant_method")
     if (
         recipe is None
         or publisher == "nvidia"
         or scheme not in recipe.get("schemes", (scheme,))
-        or not (library == "compressed-tensors" or (recipe.get("every_library") and library in ("awq", "gptq")))
+        or not (
+            quant_method == "compressed-tensors" or (recipe.get("every_library") and quant_method in ("awq", "gptq"))
+        )
     ):
-        return (quantization_table, scheme) if is_block_recipe else None
-    patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
-    modules_by_library: dict[str, dict[str, Any]] = {
+        return (quantization_config, scheme) if is_block_recipe else None
+    module_patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
+    ignored_modules_by_method: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
-        "gptq": {"dynamic": {f"-:{pattern}": {} for pattern in patterns}},
+        "gptq": {"dynamic": {f"-:{module_pattern}": {} for module_pattern in module_patterns}},
         "compressed-tensors": {
-            "ignore": [*quantization_table.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]
+            "ignore": [
+                *quantization_config.get("ignore", []),
+                *(f"re:{module_pattern}" for module_pattern in module_patterns),
+            ]
         },
     }
     formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
-    return quantization_table | modules_by_library[str(library)], formats_text
+    return quantization_config | ignored_modules_by_method[str(quant_method)], formats_text
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
@@ -216,9 +221,11 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
     nvfp4_config = nvfp4_config or recipe_quantization_config(checkpoint_name, preset_name, scheme)
     if nvfp4_config is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
         return nvfp4_config
-    rules_by_pattern: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
-    quantization_table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules_by_pattern}
-    return quantization_table, f"{scheme}, with attention and shared experts in 16 bits"
+    rules_by_pattern: dict[str, dict[str, Any]] = {
+        module_pattern: {} for module_pattern in published_gptq()[preset_name]["dynamic"]
+    }
+    quantization_config = TABLES_BY_SCHEME[scheme] | {"dynamic": rules_by_pattern}
+    return quantization_config, f"{scheme}, with attention and shared experts in 16 bits"
 
 
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
@@ -230,9 +237,9 @@ def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) ->
     known_formats = sixteen_bit_layers_config(checkpoint_name, preset.name, scheme)
     if known_formats is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
         return preset, scheme, scheme or "its published format"
-    quantization_table, formats_text = known_formats or (TABLES_BY_SCHEME[scheme], scheme)
+    quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME[scheme], scheme)
     named_preset = preset.model_copy(
-        update={"quantization_config": quantization_table, "named_checkpoint": checkpoint_name}
+        update={"quantization_config": quantization_config, "named_checkpoint": checkpoint_name}
     )
     return named_preset, "", formats_text
 
@@ -251,15 +258,15 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
 
     GGUF files have no table of a quantization, so their repositories are not described.
     """
-    checkpoint = known_checkpoint(hub_id)
-    model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
-    is_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
-    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not is_in_16_bits):
+    preset_and_scheme = known_checkpoint(hub_id)
+    preset, scheme = preset_and_scheme if preset_and_scheme is not None else (known_model(hub_id), "")
+    is_in_16_bits = scheme == "none" and "gguf" not in hub_id.lower()
+    if preset is None or (scheme and scheme not in TABLES_BY_SCHEME and not is_in_16_bits):
         return None
-    known_formats = sixteen_bit_layers_config(hub_id, model.name, quantization)
-    quantization_table, formats_text = known_formats or (TABLES_BY_SCHEME.get(quantization), quantization)
-    leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
-    if known_formats is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
+    known_formats = sixteen_bit_layers_config(hub_id, preset.name, scheme)
+    quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME.get(scheme), scheme)
+    leaves_out_attention = scheme.startswith("awq") and _has_linear_attention(preset)
+    if known_formats is None and (scheme in EVERY_LINEAR_LAYER or leaves_out_attention):
         formats_text += " in every linear layer, of which publishers leave some out"
     if is_in_16_bits:
         formats_text = "16 bits"
@@ -267,10 +274,10 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats_text or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
-    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
+    description = {**read_preset(preset.name), "named_checkpoint": hub_id, "notes": (note,)}
     if is_in_16_bits:
         description.pop("quantization_config", None)
         description["dtype"] = "bfloat16"
-    if quantization_table is not None:
-        description["quantization_config"] = quantization_table
-    return model.name, model.name, description
+    if quantization_config is not None:
+        description["quantization_config"] = quantization_config
+    return preset.name, preset.name, description

@@ -16,9 +16,9 @@ from ..model import ModelSpec
 
 def models_of_type(field_type: Any) -> list[type[BaseModel]]:
     """Returns the pydantic models that a type annotation allows, also in unions, containers and component choices."""
-    choice_parts = _choice_classes(getattr(field_type, "__metadata__", ()))
-    if choice_parts:
-        return choice_parts
+    choice_classes = _choice_classes(getattr(field_type, "__metadata__", ()))
+    if choice_classes:
+        return choice_classes
     if isinstance(field_type, type):
         return [field_type] if issubclass(field_type, BaseModel) else []
     return [model for type_argument in get_args(field_type) for model in models_of_type(type_argument)]
@@ -31,7 +31,9 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
-    return [model for entry in type_metadata if isinstance(entry, PartChoice) for model in entry.classes()]
+    return [
+        model for annotation in type_metadata if isinstance(annotation, PartChoice) for model in annotation.classes()
+    ]
 
 
 def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
@@ -74,16 +76,16 @@ def field_paths(
 
 def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
     """Returns a pydantic model and the models of all nested tables."""
-    models: dict[type[BaseModel], None] = {}
-    unvisited_models = [model]
-    while unvisited_models:
-        current_model = unvisited_models.pop()
-        if current_model not in models:
-            models[current_model] = None
-            unvisited_models += [
-                member_model for field in current_model.model_fields.values() for member_model in field_members(field)
+    model_classes: dict[type[BaseModel], None] = {}
+    unvisited_classes = [model]
+    while unvisited_classes:
+        visited_class = unvisited_classes.pop()
+        if visited_class not in model_classes:
+            model_classes[visited_class] = None
+            unvisited_classes += [
+                member_class for field in visited_class.model_fields.values() for member_class in field_members(field)
             ]
-    return list(models)
+    return list(model_classes)
 
 
 @cache

@@ -204,8 +204,8 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
 
     errors = error.errors(include_url=False)
     error_paths = [
-        ".".join(field_path(model, detail["loc"], has_unknown_field=detail["type"] == "extra_forbidden"))
-        for detail in errors
+        ".".join(field_path(model, error_detail["loc"], has_unknown_field=error_detail["type"] == "extra_forbidden"))
+        for error_detail in errors
     ]
     first_error, path = errors[0], error_paths[0]
     match first_error["type"]:
@@ -227,11 +227,13 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             error_text = f"{path}.type: {explain_value(first_error)}"
         case _:
             alternatives = [
-                str(detail["ctx"]["expected"])
-                for error_path, detail in zip(error_paths, errors, strict=True)
-                if error_path == path and detail["type"] == "literal_error"
+                str(error_detail["ctx"]["expected"])
+                for error_path, error_detail in zip(error_paths, errors, strict=True)
+                if error_path == path and error_detail["type"] == "literal_error"
             ]
-            error_text = f"{path}: {explain_value(first_error)}" + "".join(f" or {text}" for text in alternatives[1:])
+            error_text = f"{path}: {explain_value(first_error)}" + "".join(
+                f" or {alternative}" for alternative in alternatives[1:]
+            )
     other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
 

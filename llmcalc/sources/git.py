@@ -143,7 +143,7 @@ def repository_root(file: Path) -> Path | None:
     return None
 
 
-def _require_root_repository(ref: str, repo_root: Path) -> None:
+def _require_root_repository(git_ref: str, repo_root: Path) -> None:
     """Raises `InputError` unless git finds the repository in `repo_root`, not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
@@ -151,7 +151,7 @@ def _require_root_repository(ref: str, repo_root: Path) -> None:
     git_answer = _run_git(repo_root, "rev-parse", "--absolute-git-dir")
     if git_answer.exit_status:
         raise InputError(
-            f"--git {ref}: {repo_root}: {git_answer.message}; expected a repository that git opens (its setting "
+            f"--git {git_ref}: {repo_root}: {git_answer.message}; expected a repository that git opens (its setting "
             "safe.directory lists those of other users)"
         )
     git_folder = os.fsdecode(git_answer.output.removesuffix(b"\n"))
@@ -164,7 +164,9 @@ def _require_root_repository(ref: str, repo_root: Path) -> None:
     except (OSError, ValueError):  # ValueError: a NUL in the path
         is_same_folder = False
     if not is_same_folder:
-        raise InputError(f"--git {ref}: {repo_root / '.git'}: git does not read it; expected the .git of a repository")
+        raise InputError(
+            f"--git {git_ref}: {repo_root / '.git'}: git does not read it; expected the .git of a repository"
+        )
 
 
 def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:

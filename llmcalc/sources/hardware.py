@@ -166,7 +166,7 @@ def find_hardware(name_or_file: str) -> Hardware:
         return read_hardware(name_or_file)
     _require_short_name(name_or_file)
     memory_size_accelerator = memory_only_hardware(name_or_file)
-    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(name_or_file)
+    return memory_size_accelerator if memory_size_accelerator is not None else _find_hardware_by_name(name_or_file)
 
 
 def read_hardware(file_name: str) -> Hardware:
@@ -182,7 +182,7 @@ def read_hardware(file_name: str) -> Hardware:
         try:
             _require_short_name(hardware_description["like"])
             hardware_description = _override_preset(
-                _hardware_by_name(hardware_description["like"]), hardware_description
+                _find_hardware_by_name(hardware_description["like"]), hardware_description
             )
         except InputError as error:
             raise InputError(f"{file_name}: like: {error}") from error
@@ -276,34 +276,34 @@ def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
 
-def _hardware_by_name(typed_name: str) -> Hardware:
+def _find_hardware_by_name(typed_name: str) -> Hardware:
     hardware = _preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
     if hardware is not None:
         return hardware
     if machine := accelerator_of_machine(typed_name):
-        hardware_name, count = machine
+        hardware_name, accelerator_count = machine
         hardware = load_hardware(hardware_name)
-        if count == 1:
+        if accelerator_count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: a machine with {count} x {hardware.title}; expected {hardware.name}, and "
-            f"--devices {count} a machine"
+            f"--hardware: {typed_name}: a machine with {accelerator_count} x {hardware.title}; expected "
+            f"{hardware.name}, and --devices {accelerator_count} a machine"
         )
-    if several := _count_and_accelerator(typed_name):
-        count, hardware = several
-        if count == 1:
+    if count_and_hardware := _count_and_accelerator(typed_name):
+        accelerator_count, hardware = count_and_hardware
+        if accelerator_count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: {count} accelerators; expected one, --hardware {hardware.name}, and --devices "
-            f"{count} where a command has it"
+            f"--hardware: {typed_name}: {accelerator_count} accelerators; expected one, --hardware {hardware.name}, "
+            f"and --devices {accelerator_count} where a command has it"
         )
     service_name, _, further_words = typed_name.strip().lower().removeprefix("google ").partition(" ")
     if "tpu" in further_words and service_name in NOTEBOOK_TPUS:
         raise InputError(f"--hardware: {typed_name}: names no TPU; expected --hardware {NOTEBOOK_TPUS[service_name]}")
-    if lent_accelerators := NOTEBOOK_SERVICES.get(service_name):
+    if service_accelerators := NOTEBOOK_SERVICES.get(service_name):
         raise InputError(
             f"--hardware: {typed_name}: lends several accelerators; expected the one that nvidia-smi shows there, such "
-            f"as {lent_accelerators}"
+            f"as {service_accelerators}"
         )
     if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
         raise InputError(
@@ -313,8 +313,10 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     if size_match := re.fullmatch(
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
-        gib = size_match[1].replace(",", ".")
-        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {gib}GB or {gib}GiB")
+        gib_text = size_match[1].replace(",", ".")
+        raise InputError(
+            f"--hardware: {typed_name}: not understood as a memory size; expected {gib_text}GB or {gib_text}GiB"
+        )
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
     if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
@@ -338,14 +340,16 @@ def _hardware_by_name(typed_name: str) -> Hardware:
 
 def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
     """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
-    for form in SEVERAL:
-        if (match := form.fullmatch(typed_name.strip())) is None:
+    for count_pattern in SEVERAL:
+        if (count_match := count_pattern.fullmatch(typed_name.strip())) is None:
             continue
-        count = int(COUNT_WORDS.get(match["count"].lower(), match["count"]))
-        for name in dict.fromkeys((match["name"], re.sub("s$", "", match["name"], flags=re.I))):  # an L40S, two 4090s
+        accelerator_count = int(COUNT_WORDS.get(count_match["count"].lower(), count_match["count"]))
+        for name in dict.fromkeys(
+            (count_match["name"], re.sub("s$", "", count_match["name"], flags=re.I))
+        ):  # an L40S, two 4090s
             hardware = memory_only_hardware(name) or _preset_with_spelling(name) or _hardware_of_memory_size(name)
-            if hardware is not None and count > 0:
-                return count, hardware
+            if hardware is not None and accelerator_count > 0:
+                return accelerator_count, hardware
     return None
 
 
@@ -355,11 +359,12 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     matching_names = (name for name in hardware_names() if normalized(name) in normalized_names)
     # a file is parsed if its text has the letters of a name, with any punctuation between them, or an escaped character
     spelling_patterns = [r"[\W_]*".join(map(re.escape, name)) for name in sorted(normalized_names)]
-    may_spell = re.compile("|".join((r"\\", *spelling_patterns)), re.IGNORECASE).search
+    search_spelling = re.compile("|".join((r"\\", *spelling_patterns)), re.IGNORECASE).search
     hardware_names_with_spelling = (
         name
         for name in hardware_names()
-        if may_spell(_preset_text(name)) and not normalized_names.isdisjoint(_normalized_names(load_hardware(name)))
+        if search_spelling(_preset_text(name))
+        and not normalized_names.isdisjoint(_normalized_names(load_hardware(name)))
     )
     hardware_name = next(matching_names, None) or next(hardware_names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)
@@ -367,9 +372,9 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the words of the maker and the computer."""
-    words = TRADEMARK.sub(" ", hardware_argument)
-    bare_words = SURROUNDING_WORDS.sub(" ", words)
-    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (words, bare_words)), bare_words)
+    clean_argument = TRADEMARK.sub(" ", hardware_argument)
+    bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
+    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (clean_argument, bare_argument)), bare_argument)
     return set(map(normalized, spellings)) - {""}
 
 

@@ -60,8 +60,8 @@ def fetch_config(hub_id: str) -> Path:
     Raises `InputError`, with a fix, if the repository does not exist or is gated, and for a file or a download that is
     too large or too slow; `UnreachableHub` if the network is not available.
     """
-    repository, revision = _split_target(hub_id)
-    with _hub_errors(hub_id, "config.json"):
+    repository, revision = _split_hub_id(hub_id)
+    with _hub_errors_as_input_errors(hub_id, "config.json"):
         return _with_deadline(lambda deadline: _config_path(repository, revision), CONFIG_SECONDS)
 
 
@@ -89,15 +89,15 @@ def _config_path(repository: str, revision: str | None) -> Path:
 
     hub_endpoint = huggingface_hub.constants.ENDPOINT
     is_cached = isinstance(cached_path("config.json"), str)
-    path = _download(repository, "config.json", revision, LARGEST_CONFIG)
+    path = _download_file(repository, "config.json", revision, LARGEST_CONFIG)
     for file_name in files_beside(path):
         if cached_path(file_name) is not None:  # it is there, or known not to exist
             continue
         if is_cached and time.monotonic() < _unreachable_until.get(hub_endpoint, 0.0):
             break
         try:
-            with _hub_errors(repository, file_name), suppress(EntryNotFoundError):
-                _download(repository, file_name, revision, LARGEST_CONFIG)
+            with _hub_errors_as_input_errors(repository, file_name), suppress(EntryNotFoundError):
+                _download_file(repository, file_name, revision, LARGEST_CONFIG)
         except InputError as error:
             if not is_cached:
                 raise
@@ -111,8 +111,8 @@ def fetch_headers(hub_id: str) -> Checkpoint:
 
     Raises `InputError` as `fetch_config` does.
     """
-    repository, revision = _split_target(hub_id)
-    with _hub_errors(hub_id, "safetensors weights"):
+    repository, revision = _split_hub_id(hub_id)
+    with _hub_errors_as_input_errors(hub_id, "safetensors weights"):
         return _with_deadline(lambda deadline: _fetch_tensors(repository, revision, deadline), HEADERS_SECONDS)
 
 
@@ -145,7 +145,7 @@ class _LimitExceeded(Exception):
     """Raised for a download that exceeds a bound of bytes or seconds."""
 
 
-def _download(repository: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
+def _download_file(repository: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
     """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
@@ -172,7 +172,7 @@ def _limited_progress_bar(file_name: str, byte_limit: int) -> type[Any]:
     """Returns a hidden progress bar that stops a download of more than `byte_limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Counter(tqdm):
+    class LimitedProgressBar(tqdm):
         received_bytes = 0.0
 
         def update(self, byte_count: float | None = 1) -> bool | None:
@@ -181,7 +181,7 @@ def _limited_progress_bar(file_name: str, byte_limit: int) -> type[Any]:
                 raise _LimitExceeded(f"{file_name} has more bytes than the hub said; expected at most {byte_limit:,}")
             return bool(super().update(byte_count))
 
-    return Counter
+    return LimitedProgressBar
 
 
 def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Checkpoint:
@@ -198,7 +198,7 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
     except EntryNotFoundError:
         index_name = f"{single_file_name}.index.json"
         index_bytes = read_bytes(
-            _download(repository, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
+            _download_file(repository, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
         weight_map = parse_index(index_bytes, f"{repository}/{index_name}")
         headers_by_file = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
@@ -228,12 +228,12 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
                 file_name, url = waiting_files.pop()
                 remaining_bytes = LARGEST_HEADER - sum(map(len, headers_by_file.values()))
             try:
-                header_bytes = _fetch_header(url, file_name, remaining_bytes, deadline)
+                header_json = _fetch_header(url, file_name, remaining_bytes, deadline)
             except BaseException as error:
                 errors.append(error)
                 return
             with files_lock:
-                headers_by_file[file_name] = header_bytes
+                headers_by_file[file_name] = header_json
 
     threads = [
         threading.Thread(target=fetch_waiting_files, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))
@@ -272,18 +272,18 @@ def _fetch_first_bytes(url: str, byte_count: int, deadline: float) -> bytes:
     http_session: Any = hub_library.get_session()
     if callable(getattr(http_session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with http_session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
-            return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
+            return _read_first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
     with http_session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
-        return _first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
+        return _read_first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
 
 
-def _first_bytes(http_status: int, received_parts: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
+def _read_first_bytes(http_status: int, received_chunks: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
     """Reads the first `byte_count` bytes of a response."""
     if http_status not in (200, 206):
         raise OSError(f"HTTP status {http_status}")
     first_bytes = bytearray()
-    for received_bytes in received_parts:
-        first_bytes += received_bytes
+    for received_chunk in received_chunks:
+        first_bytes += received_chunk
         if len(first_bytes) >= byte_count:
             break
         if time.monotonic() > deadline:
@@ -291,13 +291,13 @@ def _first_bytes(http_status: int, received_parts: Iterable[bytes], byte_count: 
     return bytes(first_bytes[:byte_count])
 
 
-def _split_target(hub_id: str) -> tuple[str, str | None]:
+def _split_hub_id(hub_id: str) -> tuple[str, str | None]:
     repository, _, revision = hub_id.partition("@")
     return repository, revision or None
 
 
 @contextmanager
-def _hub_errors(hub_id: str, requested_content: str) -> Iterator[None]:
+def _hub_errors_as_input_errors(hub_id: str, requested_content: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` with one line and a fix."""
     try:
         from huggingface_hub import errors

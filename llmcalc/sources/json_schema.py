@@ -34,7 +34,9 @@ PARTIAL = "Partial"
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (
-        part_class for field in ("block", "variants") for part_class in field_members(Stack.model_fields[field])
+        part_class
+        for field_name in ("block", "variants")
+        for part_class in field_members(Stack.model_fields[field_name])
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
@@ -64,8 +66,10 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     class_definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     text_by_field = _field_texts(cls)
-    for field, schema in class_definition.get("properties", {}).items():
-        schema["description"] = text_by_field[field] if field != "type" else f"Kind of this table ({cls.__name__})."
+    for field_name, schema in class_definition.get("properties", {}).items():
+        schema["description"] = (
+            text_by_field[field_name] if field_name != "type" else f"Kind of this table ({cls.__name__})."
+        )
     return _without_keys(class_definition, "$defs", "$ref")
 
 
@@ -76,10 +80,10 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
         field_texts: dict[str, str] = {}
         paragraph_fields: list[str] = []
         for docstring_line in inspect.cleandoc(base_class.__dict__.get("__doc__") or "").splitlines():
-            field = FIELD.match(docstring_line)
-            if field is not None:
-                paragraph_fields = field[1].split(", ")
-                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
+            field_match = FIELD.match(docstring_line)
+            if field_match is not None:
+                paragraph_fields = field_match[1].split(", ")
+                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field_match[2]))
             elif docstring_line.startswith(" "):
                 field_texts |= {name: f"{field_texts[name]} {docstring_line.strip()}" for name in paragraph_fields}
             else:

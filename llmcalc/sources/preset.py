@@ -130,11 +130,11 @@ class Preset(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for field in ("dtype", "state_dtype"):
+        for field_name in ("dtype", "state_dtype"):
             try:
-                dtype_of(getattr(self, field) or "bfloat16")
+                dtype_of(getattr(self, field_name) or "bfloat16")
             except ValueError as error:
-                raise ValueError(f"{field}: {error}") from None
+                raise ValueError(f"{field_name}: {error}") from None
         if not self.title.isprintable():
             raise ValueError("title: has characters that cannot be printed; expected text on one line")
         if not all(omission.isprintable() for omission in self.omissions):
@@ -224,5 +224,5 @@ def name_in_errors(preset: Preset | None) -> Iterator[None]:
     except InputError as error:
         if preset is None:
             raise
-        source_name = "standard input" if preset.typed_name == STDIN else preset.typed_name
-        raise InputError(f"{source_name}: {error}") from None
+        target_name = "standard input" if preset.typed_name == STDIN else preset.typed_name
+        raise InputError(f"{target_name}: {error}") from None

@@ -154,8 +154,8 @@ def preset_within_name(model_name: str) -> str | None:
     return next(
         (
             preset_by_spelling[spelling]
-            for part in name_parts
-            if _has_size(part) and (spelling := normalized_with_points(part)) in preset_by_spelling
+            for name_part in name_parts
+            if _has_size(name_part) and (spelling := normalized_with_points(name_part)) in preset_by_spelling
         ),
         None,
     )
@@ -309,9 +309,9 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
-            published_table = preset.quantization_config or {}
-            if scheme_pattern == _ANY_GGUF and published_table and not _is_in_fp8(published_table):
-                if published_table.get("quant_method") != "mxfp4":
+            published_config = preset.quantization_config or {}
+            if scheme_pattern == _ANY_GGUF and published_config and not _is_in_fp8(published_config):
+                if published_config.get("quant_method") != "mxfp4":
                     continue
                 return preset, MXFP4_OF_GGUF
             quantization_scheme = (
@@ -339,20 +339,20 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
     return None
 
 
-def _is_in_fp8(published_table: dict[str, Any]) -> bool:
+def _is_in_fp8(published_config: dict[str, Any]) -> bool:
     """Whether a published `quantization_config` has every layer in FP8, so that GGUF files have the types of BF16's."""
-    return published_table.get("quant_method") == "fp8" and published_table.get("expert_dtype", "fp8") == "fp8"
+    return published_config.get("quant_method") == "fp8" and published_config.get("expert_dtype", "fp8") == "fp8"
 
 
 def _has_whole_column_groups(preset: Preset) -> bool:
     """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
-    networks = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
-    for network in networks:
-        for field_name, field_value in network.items():
+    nested_tables = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
+    for table in nested_tables:
+        for field_name, field_value in table.items():
             if field_name == "intermediate_size" and isinstance(field_value, int) and field_value % 128:
                 return False
-            components = field_value if isinstance(field_value, list) else [field_value]
-            networks.extend(component for component in components if isinstance(component, dict))
+            nested_values = field_value if isinstance(field_value, list) else [field_value]
+            nested_tables.extend(nested_value for nested_value in nested_values if isinstance(nested_value, dict))
     return True
 
 
@@ -397,5 +397,7 @@ def _presets_by_repository() -> dict[str, str]:
             presets_of_full_names[normalized(repository)] = preset_name
             for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
+    unique_short_names = {
+        name: min(preset_names) for name, preset_names in presets_of_short_names.items() if len(preset_names) == 1
+    }
     return unique_short_names | presets_of_full_names

@@ -171,7 +171,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     preset = find_by_repository(model_target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    raise InputError(_unknown_target(model_target))
+    raise InputError(_unknown_target_error(model_target))
 
 
 def _describe_hub_model(
@@ -279,7 +279,7 @@ def _is_kind_of_drafts(name: str) -> bool:
     return False
 
 
-def _unknown_target(model_target: str) -> str:
+def _unknown_target_error(model_target: str) -> str:
     if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
@@ -370,10 +370,10 @@ def _advice_on_checkpoint(model_target: str) -> str:
 
     Empty for a name that states no scheme.
     """
-    checkpoint = known_checkpoint(model_target)
-    if checkpoint is None or not checkpoint[1]:
+    preset_and_scheme = known_checkpoint(model_target)
+    if preset_and_scheme is None or not preset_and_scheme[1]:
         return ""
-    model_name, scheme_name = checkpoint[0].name, checkpoint[1]
+    model_name, scheme_name = preset_and_scheme[0].name, preset_and_scheme[1]
     if scheme_name.startswith("ud"):
         return (
             ", and Unsloth's dynamic files have types of their own; expected the .gguf file, or a mix "
@@ -408,7 +408,7 @@ def _suggest_relatives(model_name: str) -> str:
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    prefixes = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
+    prefixes = (normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family), -1))
     spellings = list(map(normalized, presets_of_family))
     longest_prefix = next(
         (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""
@@ -478,9 +478,11 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
     if len(matching_paths) == 1:
         return matching_paths[0]
     if not matching_paths:
-        field_name, own_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
-        usual_name = next((name for name in own_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), "")
-        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(own_names))
+        field_name, model_field_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
+        usual_name = next(
+            (name for name in model_field_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), ""
+        )
+        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(model_field_names))
         if field_name in all_field_names():
             problem_text = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
             raise InputError(f"--set {override}: {problem_text}{suggestion}")

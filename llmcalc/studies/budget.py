@@ -64,15 +64,17 @@ def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    budgeted_models = [(model, _read_model_spec(model, folder)) for model in budget.model]
-    check_functions = [check for model, preset in budgeted_models for check in _prepare_checks(model, preset)]
+    budgeted_models = [(model_budget, _read_preset(model_budget, folder)) for model_budget in budget.model]
+    check_functions = [
+        check for model_budget, preset in budgeted_models for check in _prepare_checks(model_budget, preset)
+    ]
     return [check() for check in check_functions]
 
 
-def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
-    model_path = folder / model.target
-    with _errors_naming_model(model.target):
-        return load(str(model_path) if model_path.exists() else model.target)
+def _read_preset(model_budget: ModelBudget, folder: Path) -> Preset:
+    model_path = folder / model_budget.target
+    with _errors_naming_model(model_budget.target):
+        return load(str(model_path) if model_path.exists() else model_budget.target)
 
 
 @contextmanager
@@ -85,16 +87,18 @@ def _errors_naming_model(budget_location: str) -> Iterator[None]:
         raise InputError(str(error) if names_model else f"{budget_location}: {error}") from None
 
 
-def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
+def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
-    for bound_key, quantity_bound in model.bounds.items():
-        with _errors_naming_model(f"{model.target}: {bound_key}"):
+    for bound_key, quantity_bound in model_budget.bounds.items():
+        with _errors_naming_model(f"{model_budget.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators: list[Hardware | None] = [None]
             if isinstance(quantity_bound, FitsBound):
                 accelerators = [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)
+            yield partial(
+                _check_bound, model_budget.target, preset, bound_key, quantity_bound, bound_settings, hardware
+            )
 
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:

@@ -184,7 +184,11 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, budget_limits = KINDS[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        bound_settings = {name: value for name, value in bound_value.items() if name not in ("max", "min")}
+        bound_settings = {
+            setting_name: setting_value
+            for setting_name, setting_value in bound_value.items()
+            if setting_name not in ("max", "min")
+        }
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
@@ -208,7 +212,9 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        bound_settings = {name: value for name, value in fits_value.items() if name != "on"}
+        bound_settings = {
+            setting_name: setting_value for setting_name, setting_value in fits_value.items() if setting_name != "on"
+        }
         _check_settings("fits", bound_settings, ("on",))
         return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}
@@ -227,14 +233,14 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
     """Raises `ValueError` for a setting that does not apply to a key."""
     allowed_keys = sorted([*other_keys, *SETTINGS[bound_key]])
     if SETTINGS[bound_key] is RUN:
-        expected_settings = f"{', '.join(other_keys)} or an option of llmcalc memory"
+        expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"
     else:
-        expected_settings = ", ".join(allowed_keys)
+        expected_text = ", ".join(allowed_keys)
     for setting_name in bound_settings:
         if setting_name not in allowed_keys:
             raise ValueError(
                 f"{bound_key}.{setting_name}: unknown field; expected one of "
-                f"{expected_settings}.{suggest(setting_name, allowed_keys)}"
+                f"{expected_text}.{suggest(setting_name, allowed_keys)}"
             )
 
 

@@ -135,21 +135,21 @@ class ModelQuantities:
 
 
 SORT_KEYS: dict[str, Callable[[ModelQuantities], float | None]] = {
-    "params": lambda q: q.parameters,
-    "active": lambda q: q.active,
-    "h": lambda q: q.shape.hidden_size,
-    "L": lambda q: q.shape.num_hidden_layers,
-    "h/L": lambda q: q.shape.aspect_ratio,
-    "d_ff/h": lambda q: q.shape.feed_forward_ratio,
-    "heads": lambda q: q.shape.num_attention_heads,
-    "head_dim": lambda q: q.shape.head_dim,
-    "heads/h": lambda q: q.shape.head_ratio,
-    "kv_heads": lambda q: q.shape.num_key_value_heads,
-    "kv_ratio": lambda q: q.shape.kv_ratio,
-    "vocab": lambda q: q.vocab_size,
-    "vocab_share": lambda q: q.vocabulary_share,
-    "flops": lambda q: q.forward_flops_per_token,
-    "kv": lambda q: q.kv_bytes_per_token,
+    "params": lambda quantities: quantities.parameters,
+    "active": lambda quantities: quantities.active,
+    "h": lambda quantities: quantities.shape.hidden_size,
+    "L": lambda quantities: quantities.shape.num_hidden_layers,
+    "h/L": lambda quantities: quantities.shape.aspect_ratio,
+    "d_ff/h": lambda quantities: quantities.shape.feed_forward_ratio,
+    "heads": lambda quantities: quantities.shape.num_attention_heads,
+    "head_dim": lambda quantities: quantities.shape.head_dim,
+    "heads/h": lambda quantities: quantities.shape.head_ratio,
+    "kv_heads": lambda quantities: quantities.shape.num_key_value_heads,
+    "kv_ratio": lambda quantities: quantities.shape.kv_ratio,
+    "vocab": lambda quantities: quantities.vocab_size,
+    "vocab_share": lambda quantities: quantities.vocabulary_share,
+    "flops": lambda quantities: quantities.forward_flops_per_token,
+    "kv": lambda quantities: quantities.kv_bytes_per_token,
 }
 """Value of `--sort` → the quantity to sort by."""
 
@@ -197,7 +197,9 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [(name, block, layer_count) for name, block, layer_count, _ in stack.layer_groups() if layer_count]
+    layer_groups = [
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.layer_groups() if layer_count
+    ]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
@@ -243,8 +245,8 @@ def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """
     check_sort_key(sort_key)
-    model_order = list(range(len(compared_models)))
+    model_indices = list(range(len(compared_models)))
     if sort_key is None:
-        return model_order
+        return model_indices
     sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
-    return sorted(model_order, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))
+    return sorted(model_indices, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

@@ -69,22 +69,24 @@ def time_decoded_token(
     hardware: Hardware,
     layout: Layout = ONE_DEVICE,
     users: int | None = None,
-    stack: str | None = None,
+    stack_name: str | None = None,
 ) -> TimedRun | None:
     """Returns the range of seconds in which an inference run decodes a token of every sequence.
 
     model_memory: the run on one device. users: sequences of a replica; default those of the run.
-    stack: what runs it; default the usual stack of the accelerator.
+    stack_name: the software stack that runs it; default the usual one of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
     if model_memory.settings.phase not in ("inference", "decode") or model_memory.spec.model_without_tokens:
         return None
     batch = int(model_memory.states.workload.batch) if users is None else users
     try:
-        decoding_run = (
+        batch_memory = (
             model_memory if batch == model_memory.states.workload.batch else model_memory.with_changes(batch=batch)
         )
-        decode_run = replace(decoding_run, settings=decoding_run.settings.with_changes(phase="decode"))
-        return time_inference(decode_run, hardware, layout, TimeSettings(stack or usual_stack(hardware, model_memory)))
+        decode_memory = replace(batch_memory, settings=batch_memory.settings.with_changes(phase="decode"))
+        return time_inference(
+            decode_memory, hardware, layout, TimeSettings(stack_name or usual_stack(hardware, model_memory))
+        )
     except InputError:
         return None

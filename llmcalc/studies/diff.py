@@ -99,7 +99,10 @@ def diff(
         cache_dtype,
         tuple(_changed_fields(earlier_preset, later_preset)),
         tuple(quantities),
-        {name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPONENTS},
+        {
+            quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
+            for quantity_name in COMPONENTS
+        },
     )
 
 
@@ -133,15 +136,15 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     try:
         kv_dtype = None if preset.model.one_pass_model_name else dtype
         phase: Any = "prefill" if preset.model.one_pass_model_name else "inference"
-        device_run = memory(
+        device_memory = memory(
             preset.model,
             Settings(phase=phase, seq=seq, kv_dtype=kv_dtype),
             preset.dtype,
             model_config=preset.checkpoint,
         )
         return {
-            "weights": (device_run.states.weights, "bytes"),
-            "memory in inference": (device_run.device.device_bytes, "bytes"),
+            "weights": (device_memory.states.weights, "bytes"),
+            "memory in inference": (device_memory.device.device_bytes, "bytes"),
         }
     except InputError:
         return {}
@@ -169,10 +172,12 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
     """Adds the default head sizes that a description leaves out (see `Attention`)."""
     completed_fields = dict(description_fields)
     for path, head_count in description_fields.items():
-        attention, _, field_name = path.rpartition(".")
-        if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
+        attention_path, _, field_name = path.rpartition(".")
+        if field_name != "num_attention_heads" or f"{attention_path}.head_dim" not in description_fields:
             continue
-        ancestor_paths = (attention.rsplit(".", level_count)[0] for level_count in range(1, attention.count(".") + 1))
+        ancestor_paths = (
+            attention_path.rsplit(".", level_count)[0] for level_count in range(1, attention_path.count(".") + 1)
+        )
         head_widths = (
             description_fields[field_path]
             for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")
@@ -180,10 +185,12 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}
         for head_field in (*head_fields, "v_head_dim"):
-            field_path = f"{attention}.{head_field}"
+            field_path = f"{attention_path}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
                 completed_fields[field_path] = (
-                    head_fields[head_field] if head_field in head_fields else completed_fields[f"{attention}.head_dim"]
+                    head_fields[head_field]
+                    if head_field in head_fields
+                    else completed_fields[f"{attention_path}.head_dim"]
                 )
     return completed_fields
 

@@ -171,21 +171,21 @@ def largest_fitting_number(
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
         capacity would be reached if the rest did not grow. None (default) for no such part.
     """
-    excess_by_value: dict[int, int] = {}
+    excess_by_number: dict[int, int] = {}
 
     def excess_bytes(candidate_number: int) -> int:
-        if candidate_number not in excess_by_value:
-            excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
-        return excess_by_value[candidate_number]
+        if candidate_number not in excess_by_number:
+            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity
+        return excess_by_number[candidate_number]
 
     lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
-    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(lower_number)
+    has_prediction = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(lower_number)
     if excess_bytes(lower_number) > 0:
         lower_number = 1
         if excess_bytes(lower_number) > 0:
             return 0
     elif lower_number < maximum:
-        if stored_bytes is not None and is_predicted:
+        if stored_bytes is not None and has_prediction:
             known_fitting_number = lower_number
             if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0:
                 known_fitting_number = first_number
@@ -196,14 +196,16 @@ def largest_fitting_number(
                 maximum,
             )
         upper_number = max(lower_number + 1, min(first_number // size_step * size_step, maximum))
-        is_next_number_tried = is_predicted
+        is_next_number_tried = has_prediction
         while excess_bytes(upper_number) <= 0:
             lower_number = upper_number
             if lower_number == maximum:
                 return maximum
-            next_upper_number = min(WIDEN * lower_number, _number_at_capacity(excess_by_value, lower_number) * 51 // 50)
+            next_upper_number = min(
+                WIDEN * lower_number, _number_at_capacity(excess_by_number, lower_number) * 51 // 50
+            )
             next_upper_number = (
-                max(lower_number + size_step if is_predicted else 2 * lower_number, next_upper_number)
+                max(lower_number + size_step if has_prediction else 2 * lower_number, next_upper_number)
                 // size_step
                 * size_step
             )
@@ -211,17 +213,17 @@ def largest_fitting_number(
             is_next_number_tried = False
     initial_lower_number, trial_count = lower_number, 0
     while upper_number - lower_number > 1:
-        if upper_number > NEAR * lower_number and not is_predicted:
+        if upper_number > NEAR * lower_number and not has_prediction:
             candidate_number = math.isqrt(lower_number * upper_number)
         else:
             candidate_number = max(
                 lower_number + 1,
-                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, trial_count)),
+                min(upper_number - 1, _next_trial_number(excess_by_number, lower_number, upper_number, trial_count)),
             )
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
         # a prediction that is too large leaves one number
-        trial_count += lower_number > initial_lower_number or not is_predicted
+        trial_count += lower_number > initial_lower_number or not has_prediction
         lower_number, upper_number = (
             (candidate_number, upper_number)
             if excess_bytes(candidate_number) <= 0
@@ -238,33 +240,33 @@ NEAR = 4
 
 
 def _next_trial_number(
-    excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
+    excess_by_number: Mapping[int, int], fitting_number: int, too_large_number: int, trial_number: int
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
-    two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
+    two points up to `fitting_number` too late. The search uses both lines and bisection in turn.
     """
     if trial_number % 3 == 0:
-        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
-            excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
+        return fitting_number + (too_large_number - fitting_number) * -excess_by_number[fitting_number] // (
+            excess_by_number[too_large_number] - excess_by_number[fitting_number]
         )
     if trial_number % 3 == 1:
-        return _number_at_capacity(excess_by_value, highest_fitting) + 1
-    return (highest_fitting + lowest_too_large) // 2
+        return _number_at_capacity(excess_by_number, fitting_number) + 1
+    return (fitting_number + too_large_number) // 2
 
 
-def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
+def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int) -> int:
     """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
-        (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
-        default=highest_fitting,
+        (candidate_number for candidate_number in excess_by_number if candidate_number < fitting_number),
+        default=fitting_number,
     )
-    excess_difference = excess_by_value[highest_fitting] - excess_by_value[lower_number]
+    excess_difference = excess_by_number[fitting_number] - excess_by_number[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_difference
+        fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
         if excess_difference > 0
-        else WIDEN * highest_fitting
+        else WIDEN * fitting_number
     )
 
 
@@ -290,7 +292,11 @@ def _memory_saving_changes(
     if model_memory.states.kv_dtype in WIDE_CACHES:  # llama.cpp, which runs GGUF files, has no cache in fp8
         gguf_changes = [change for change in costly_changes if change.get("quantize") in GGUF_SCHEMES]
         change_pairs = [
-            *(pair for pair in change_pairs if "kv_dtype" not in pair or pair.get("quantize") not in GGUF_SCHEMES),
+            *(
+                change_pair
+                for change_pair in change_pairs
+                if "kv_dtype" not in change_pair or change_pair.get("quantize") not in GGUF_SCHEMES
+            ),
             *({"kv_dtype": GGUF_CACHE, **change} for change in gguf_changes),
         ]
     change_groups: list[Sequence[Mapping[str, Any]]] = [[*cheap_changes, *costly_changes]]
@@ -430,34 +436,34 @@ def changes_with_more_devices(
 def shorter_narrow_runs(
     model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
 ) -> list[SettingChange]:
-    """Returns the narrowest weights of one accelerator's changes with the longest sequences that fit beside them.
+    """Returns the change to the narrowest weights, together with the longest sequences that then fit.
 
     It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
     """
     if has_many_layers(model_memory):
         return []
     hardware, seq = current_fit.hardware, model_memory.states.workload.seq
-    runs: list[tuple[int, Mapping[str, Any], Memory]] = []
+    sized_runs: list[tuple[int, Mapping[str, Any], Memory]] = []
     for change in _possible_setting_changes(model_memory, hardware)[1]:
         if change.keys() == {"quantize"}:
             try:
-                run = model_memory.with_changes(**change)
+                narrow_memory = model_memory.with_changes(**change)
             except InputError:  # the scheme cannot store the model's sizes
                 continue
-            runs.append((least_static_bytes(run), change, run))
-    if not runs:
+            sized_runs.append((least_static_bytes(narrow_memory), change, narrow_memory))
+    if not sized_runs:
         return []
-    _, narrow_change, narrow_run = min(runs, key=lambda bytes_and_run: bytes_and_run[0])
+    _, narrow_change, narrow_run = min(sized_runs, key=lambda bytes_and_run: bytes_and_run[0])
     if fit_with_engine(narrow_run, hardware) is None:
         longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
     else:
-        longest_seq = _longest_with_engine(narrow_run, hardware, fit_with_engine)
+        longest_seq = _longest_seq_with_engine(narrow_run, hardware, fit_with_engine)
     if not LEAST_PART_OF_SEQUENCE * seq <= longest_seq < seq:
         return []
     return _evaluate_changes(model_memory, current_fit, [], fit_with_engine, [{**narrow_change, "seq": longest_seq}])
 
 
-def _longest_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
+def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
     """Returns the longest sequences, up to those of the run, that fit beside an engine's buffers; 0 if none do."""
 
     def needed_bytes(seq: int) -> int:
@@ -469,7 +475,9 @@ def _longest_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for settings in setting_changes for name, value in settings.items()}
+    return {
+        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
+    }
 
 
 def single_setting_changes(
@@ -502,7 +510,9 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = run_settings.recompute or "none"
-    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
+    cheap_changes += [
+        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
+    ]
     batch = model_memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})
@@ -513,8 +523,8 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
         precision_without_master_weights = {None: "bf16", "fp16-master": "fp16"}
         if run_settings.precision in precision_without_master_weights and run_settings.dtype is None:
             costly_changes.append({"precision": precision_without_master_weights[run_settings.precision]})
-        adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
-        costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
+        adapter_settings = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
+        costly_changes += [adapter_settings, *([{**adapter_settings, "base": "nf4"}] if hardware.stores_nf4 else [])]
     elif run_settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
     elif run_settings.keeps_experts_in_16_bits and model_memory.spec.has_experts:

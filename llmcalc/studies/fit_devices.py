@@ -93,24 +93,24 @@ def fit_devices(
     Raises `InputError` where no layout can be tried at all.
     """
     assert layout_request.devices is not None
-    budget = search_budget()
+    work_budget = search_budget()
 
-    def question_of(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
+    def question_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
         framework_record = framework(framework_request.framework or WITHOUT_A_NAME)
         return DevicesQuestion(
-            LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, budget
+            LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, work_budget
         )
 
-    devices_question = question_of(model_memory, layout_request)
+    devices_question = question_under_framework(model_memory, layout_request)
     if run_on_several is not None:
-        devices_question = replace(devices_question, several_devices_question=question_of(*run_on_several))
-    layout_plan = devices_question.plan_devices(layout_request.devices)
-    if layout_plan.ranked_layouts.ended_early and not layout_plan.ranked_layouts.feasible:
-        raise incomplete_search_error(layout_plan)
-    best_candidate = _best_candidate(layout_plan)
+        devices_question = replace(devices_question, several_devices_question=question_under_framework(*run_on_several))
+    plan = devices_question.plan_devices(layout_request.devices)
+    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
+        raise incomplete_search_error(plan)
+    best_candidate = _best_candidate(plan)
     if best_candidate is None:
         most_frequent_reason = max(
-            layout_plan.ranked_layouts.refusal_counts.items(),
+            plan.ranked_layouts.refusal_counts.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
@@ -118,7 +118,7 @@ def fit_devices(
             f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
         )
     best_fit = devices_question.fit_of(best_candidate)
-    fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
+    fewest_devices, fewest_candidate = _fewest_devices(devices_question, plan)
     batch = seq = 0
     if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
@@ -134,10 +134,10 @@ def fit_devices(
     setting_changes = (
         ()
         if best_fit.verdict == "fits"
-        else tuple(_changes_that_fit(devices_question, layout_plan.devices, fewest_devices, fewest_candidate))
+        else tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
     )
     return DevicesFitAnswer(
-        layout_plan,
+        plan,
         best_candidate,
         best_fit,
         fewest_devices,
@@ -229,20 +229,20 @@ class DevicesQuestion:
             return None
 
 
-def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
+def _best_candidate(plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    ranked_layouts = layout_plan.ranked_layouts
+    ranked_layouts = plan.ranked_layouts
     return ranked_layouts.feasible[0] if ranked_layouts.feasible else ranked_layouts.nearest_candidate
 
 
-def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, ….
 
     Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
     """
-    devices = layout_plan.devices
-    if layout_plan.ranked_layouts.feasible:
-        return _fewest_devices_by_halving(devices_question, devices, layout_plan.ranked_layouts.feasible[0])
+    devices = plan.devices
+    if plan.ranked_layouts.feasible:
+        return _fewest_devices_by_halving(devices_question, devices, plan.ranked_layouts.feasible[0])
     if replace(devices_question.layout_request, devices=devices).has_all_sizes:
         fitting_candidate = devices_question.best_fitting_layout(devices)
         if fitting_candidate is not None:
@@ -265,15 +265,15 @@ def _fewest_devices_by_halving(
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
     """
-    halving_count, excessive_halving_count = 0, (devices & -devices).bit_length()
-    while halving_count + 1 < excessive_halving_count and not devices_question.budget.is_spent():
+    halving_count, failing_halving_count = 0, (devices & -devices).bit_length()
+    while halving_count + 1 < failing_halving_count and not devices_question.budget.is_spent():
         if devices_question.global_batch is not None:
             next_halving_count = halving_count + 1
         else:
-            next_halving_count = (halving_count + excessive_halving_count) // 2
+            next_halving_count = (halving_count + failing_halving_count) // 2
         halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
         if halved_candidate is None:
-            excessive_halving_count = next_halving_count
+            failing_halving_count = next_halving_count
         else:
             halving_count, best_candidate = next_halving_count, halved_candidate
     return devices >> halving_count, best_candidate

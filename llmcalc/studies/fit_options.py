@@ -99,11 +99,11 @@ class _RunOnDevices(NamedTuple):
         self, fit: MemoryFit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
     ) -> tuple[_RunOnDevices, MemoryFit]:
         """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
-        for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
-            if replicas.static_bytes <= fit.hardware.capacity_bytes:
-                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, cuda_runtime)
+        for replicated_run in self.runs_of_replicas() if fit.verdict != "no" else ():
+            if replicated_run.static_bytes <= fit.hardware.capacity_bytes:
+                fit_of_replicas = replicated_run.fit_on(fit.hardware, default_runtime, cuda_runtime)
                 if fit_of_replicas.verdict in ("fits", fit.verdict):
-                    return replicas, fit_of_replicas
+                    return replicated_run, fit_of_replicas
         return self, fit
 
     def option(self, fit: MemoryFit) -> HardwareOption:
@@ -273,7 +273,7 @@ def _hardware_option(
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
         excessive_bytes = next(
-            (device_count for device_count in byte_lower_bounds if device_count > hardware.capacity_bytes), None
+            (bound_bytes for bound_bytes in byte_lower_bounds if bound_bytes > hardware.capacity_bytes), None
         )
         if excessive_bytes is not None:
             too_large_runs.append((excessive_bytes, run_index, device_run))
@@ -367,8 +367,8 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, framework = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
-    powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
-    for devices in powers_of_two if layout_request.devices is None else [layout_request.devices]:
+    device_counts = [2**i for i in range(MOST_DEVICES.bit_length())]
+    for devices in device_counts if layout_request.devices is None else [layout_request.devices]:
         request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
             yield _RunOnDevices(

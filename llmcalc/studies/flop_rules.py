@@ -101,10 +101,10 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
                 "in every layer"
             )
-        a, d, f = layer_widths
-        heads += layer_count * a
-        key_width += layer_count * a * d
-        ffn_width += layer_count * f
+        layer_heads, head_dim, layer_ffn_width = layer_widths
+        heads += layer_count * layer_heads
+        key_width += layer_count * layer_heads * head_dim
+        ffn_width += layer_count * layer_ffn_width
     return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 
@@ -125,9 +125,9 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     qkv_flops += 3 * model_sizes.total_heads * s * s  # softmax
     qkv_flops += 2 * s * s * model_sizes.total_key_width  # softmax @ query reductions
     qkv_flops += 2 * s * model_sizes.total_key_width * h  # final linear
-    dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
+    dense_flops = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits_flops = 2 * s * h * v
-    return embedding_flops + qkv_flops + dense_block + logits_flops
+    return embedding_flops + qkv_flops + dense_flops + logits_flops
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
@@ -150,7 +150,7 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(
+    def make_rule(
         rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, rule_remark: str = ""
     ) -> FlopRule:
         return FlopRule(
@@ -165,10 +165,10 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
         )
 
     flop_rules = [
-        rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
-        rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
+        make_rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
+        make_rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return flop_rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
+    return flop_rules + [make_rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
 
 
 RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
@@ -212,7 +212,7 @@ def _rules_with_attention(
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
 
-    def rule(
+    def make_rule(
         rule_key: str,
         rule_name: str,
         formulas: tuple[str, str],
@@ -225,10 +225,12 @@ def _rules_with_attention(
     pass_count = 3 if is_training else 1
     kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
-    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
+    yield make_rule(
+        "kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward")
+    )
     chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
-    yield rule(
+    yield make_rule(
         "chinchilla_f",
         "Chinchilla app. F",
         formulas,
@@ -240,14 +242,14 @@ def _rules_with_attention(
         pass_count * palm_appendix_b(parameter_count.active, model_sizes.total_key_width, context_tokens), 3
     )
     phase_remarks = f"{EVERY}; a third of its training count", EVERY
-    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
+    yield make_rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     phase_remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
+    yield make_rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
     if is_training:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)

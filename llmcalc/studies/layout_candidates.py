@@ -144,8 +144,8 @@ def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
         lambda candidate: candidate.bubble,
     )
     for sort_key in sort_keys:
-        distinct_values = sorted({sort_key(candidate) for candidate in candidates})
-        position_of_value = {measured_value: position for position, measured_value in enumerate(distinct_values)}
+        sort_values = sorted({sort_key(candidate) for candidate in candidates})
+        position_by_value = {sort_value: position for position, sort_value in enumerate(sort_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[sort_key(candidate)]
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_by_value[sort_key(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

@@ -56,25 +56,27 @@ class ReplayedLayout(NamedTuple):
     work: CountedWork
 
 
-def replay_layout(model_memory: Memory, framework: Framework, version: str, task: ReplayTask) -> ReplayedLayout:
+def replay_layout(model_memory: Memory, framework: Framework, version: str, replay_task: ReplayTask) -> ReplayedLayout:
     """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime = task.run.layout, model_memory.cuda_runtime
+    layout, cuda_runtime = replay_task.run.layout, model_memory.cuda_runtime
     first_stage_bytes, first_stage_work = 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
     with EFFORT.count_separately() as counted_work:
-        if task.first_stage is not None:
-            first_stage_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
+        if replay_task.first_stage is not None:
+            first_stage_bytes = cluster.rank_memory(
+                layout.rank(pp=replay_task.first_stage), cuda_runtime
+            ).device.device_bytes
             first_stage_work = counted_work()
-            if task.byte_limit is not None and first_stage_bytes > task.byte_limit:
+            if replay_task.byte_limit is not None and first_stage_bytes > replay_task.byte_limit:
                 return ReplayedLayout(first_stage_bytes, first_stage_work, first_stage_bytes, first_stage_work)
         largest_bytes = first_stage_bytes
         for rank in cluster.ranks_that_may_need_most:
-            if largest_bytes and task.work_limit is not None and counted_work().total > task.work_limit:
+            if largest_bytes and replay_task.work_limit is not None and counted_work().total > replay_task.work_limit:
                 break
-            if task.upper_bounds and task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
+            if replay_task.upper_bounds and replay_task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
                 continue
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
@@ -114,7 +116,7 @@ class LayoutReplays:
     ) -> None:
         self._calls.close()
 
-    def begin(self, runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
+    def begin(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
         """Starts replays that the search will probably need, in this order, if there are several processes.
 
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
@@ -122,12 +124,12 @@ class LayoutReplays:
         """
         if not self._calls.forks:
             return
-        for run_number, layout_run in enumerate(runs):
+        for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
-                self._begun[layout_run] = self._task(
-                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_number == 0
+                self._begun[layout_run] = self._replay_task(
+                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
-        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in runs)
+        self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank.
@@ -136,7 +138,7 @@ class LayoutReplays:
         Raises `InputError` for a run that cannot be replayed.
         """
         layout_run = LayoutRun(layout, micro_batches, recompute)
-        replay_task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
+        replay_task = self._replay_task(layout_run, byte_limit, has_no_limit=byte_limit is None)
         running_task = self._begun.pop(layout_run, None)
         if running_task is not None and running_task.first_stage == replay_task.first_stage:
             running_limit = running_task.byte_limit
@@ -152,7 +154,7 @@ class LayoutReplays:
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 
-    def _task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
+    def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
         work_limit = self._budget.units_left if has_no_limit else None
         if layout_run.layout.pp == 1:
@@ -161,13 +163,13 @@ class LayoutReplays:
         upper_bounds = tuple(map(self._framework.estimate_errors.upper_bound, stage_peaks))
         return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), upper_bounds, byte_limit, work_limit)
 
-    def _replay(self, task: ReplayTask) -> ReplayedLayout:
+    def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
-        model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
-        return replay_layout(model_memory, self._framework, self._version, task)
+        model_memory = self._memory_of_run(replay_task.run.micro_batches, replay_task.run.recompute)
+        return replay_layout(model_memory, self._framework, self._version, replay_task)
 
 
-def _sizes_of_passes(layout_run: LayoutRun) -> tuple[object, ...]:
+def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:
     """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
     layout = layout_run.layout
     return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

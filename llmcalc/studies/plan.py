@@ -192,7 +192,7 @@ class LayoutPlan:
         plans = (self, *self.other_plans)
         return [
             *(candidate for _, candidate in self.rows_of_frameworks),
-            *(candidate for layout_plan in plans for candidate in layout_plan.ranked_layouts.unreplayed),
+            *(candidate for plan in plans for candidate in plan.ranked_layouts.unreplayed),
         ]
 
     @property
@@ -208,12 +208,12 @@ class LayoutPlan:
             for framework_plan in (self, *self.other_plans)
             for candidate in framework_plan.ranked_layouts.feasible
         ]
-        if self.other_plans and all(layout_plan.training_times is not None for layout_plan, _ in layouts_and_plans):
-            rank_by_candidate_id = {
+        if self.other_plans and all(plan.training_times is not None for plan, _ in layouts_and_plans):
+            order_by_candidate_id = {
                 id(candidate): i
                 for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
             }
-            layouts_and_plans.sort(key=lambda layout_and_plan: rank_by_candidate_id[id(layout_and_plan[1])])
+            layouts_and_plans.sort(key=lambda layout_and_plan: order_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
     def step_time_range(self, candidate: Candidate) -> TimeRange | None:
@@ -324,7 +324,7 @@ def plan_of(
     is_batch_assumed = global_batch is None
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
-    layouts = search_layouts(
+    layout_search = search_layouts(
         spec,
         layout_request.devices,
         global_batch,
@@ -343,7 +343,7 @@ def plan_of(
         return layout_estimates.with_recompute(recompute).memory.with_changes(num_microbatches=micro_batch_count)
 
     @cache
-    def times_of(recompute: str) -> TrainingTimes:
+    def training_times_with(recompute: str) -> TrainingTimes:
         assert layout_times is not None
         return layout_times.with_memory(layout_estimates.with_recompute(recompute).memory)
 
@@ -361,7 +361,7 @@ def plan_of(
         )
 
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
-        return float(times_of(recompute).step(layout, micro_batch_count).seconds)
+        return float(training_times_with(recompute).step(layout, micro_batch_count).seconds)
 
     def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         return layout_estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
@@ -373,14 +373,14 @@ def plan_of(
     budget = budget or search_budget()
     with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
         layout_order = LayoutOrder(
-            layouts,
+            layout_search,
             hardware.capacity_bytes,
             lambda *layout_run: max(stage_peaks(*layout_run)),
             sent_bytes,
             replays.bytes,
             framework_record.estimate_errors,
             None if layout_times is None else step_seconds,
-            _recomputations(model_memory, framework_record)
+            _recompute_modes(model_memory, framework_record)
             if may_recompute and layout_times is not None
             else (AS_CONFIGURED,),
             least_bytes,
@@ -393,13 +393,13 @@ def plan_of(
             if row_limit == 1 and suggests_nearest == "never"
             else layout_order.plan(row_limit, suggests_nearest)
         )
-    layout_plan = LayoutPlan(
+    plan = LayoutPlan(
         layout_estimates,
         hardware,
         layout_request.devices,
         global_batch,
         ranked_layouts,
-        layouts,
+        layout_search,
         row_limit,
         layout_times,
         untimed_reason,
@@ -407,13 +407,13 @@ def plan_of(
         version=version,
     )
     if ranked_layouts.ended_early and not ranked_layouts.feasible and not ranked_layouts.unreplayed:
-        raise incomplete_search_error(layout_plan)
-    return layout_plan
+        raise incomplete_search_error(plan)
+    return plan
 
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     """Returns the first plan with a fitting layout, joined with other such plans; the last plan if there is none."""
-    fitting_plans = [layout_plan for layout_plan in plans if layout_plan.ranked_layouts.feasible]
+    fitting_plans = [plan for plan in plans if plan.ranked_layouts.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
@@ -422,16 +422,16 @@ def search_budget() -> WorkBudget:
     return WorkBudget(WORK_OF_SEARCH)
 
 
-def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
+def incomplete_search_error(plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
-    ranked_layouts = layout_plan.ranked_layouts
+    ranked_layouts = plan.ranked_layouts
     return InputError(
-        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all "
+        f"--devices {plan.devices}: nothing fits so far, and the search ended before all "
         f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
-def _recomputations(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
+def _recompute_modes(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
@@ -532,27 +532,29 @@ class LayoutOrder:
         Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
         beside `--zero` holds for all group sizes.
         """
-        layouts = self.layout_search
-        ranked_layouts = RankedLayouts(layouts.tried_count)
-        tried_candidates = self._candidates_of(layouts.possible_layouts)
-        too_large_candidates = [
+        layout_search = self.layout_search
+        ranked_layouts = RankedLayouts(layout_search.tried_count)
+        tried_candidates = self._candidates_of_layouts(layout_search.possible_layouts)
+        too_large_layouts = [
             layout_and_micro_batches
-            for layout_and_micro_batches, candidate in zip(layouts.possible_layouts, tried_candidates, strict=True)
+            for layout_and_micro_batches, candidate in zip(
+                layout_search.possible_layouts, tried_candidates, strict=True
+            )
             if candidate is None
         ]
         candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
         for candidate in tried_candidates:
             if isinstance(candidate, InputError):
-                layouts.refuse(candidate)
-        refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
+                layout_search.refuse(candidate)
+        unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        refused_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
+        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
-            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
-            too_large_candidates = []
-            ranked_layouts.nearest_candidate = self._smallest_replay(refused_candidates)
-        ranked_layouts.ended_early |= UNTRIED in layouts.refusal_counts
-        return self._with_refusals(ranked_layouts, len(refused_candidates) + len(too_large_candidates))
+            unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
+            too_large_layouts = []
+            ranked_layouts.nearest_candidate = self._smallest_replayed_candidate(unfit_candidates)
+        ranked_layouts.ended_early |= UNTRIED in layout_search.refusal_counts
+        return self._with_refusals(ranked_layouts, len(unfit_candidates) + len(too_large_layouts))
 
     def plan_of_fastest(self) -> RankedLayouts:
         """Returns the plan with only the fastest layout, sooner than `plan(1, "never")`, which returns the same.
@@ -562,34 +564,36 @@ class LayoutOrder:
         A search that ends early without a layout that fits, or has no times, is that of `plan`, with a budget of its
         own. Raises `InputError` as `plan` does.
         """
-        layouts, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
+        layout_search, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
         if self.step_seconds is None:
             return self.plan(1, "never")
-        ranked_layouts, too_large_count = RankedLayouts(layouts.tried_count), 0
-        timed_layouts = [(self._least_seconds(*layout_run), layout_run) for layout_run in layouts.possible_layouts]
-        slowest_first = sorted(timed_layouts, key=lambda timed_layout: timed_layout[0])[::-1]
+        ranked_layouts, too_large_count = RankedLayouts(layout_search.tried_count), 0
+        timed_layouts = [
+            (self._least_seconds(*layout_run), layout_run) for layout_run in layout_search.possible_layouts
+        ]
+        untried_layouts = sorted(timed_layouts, key=lambda timed_layout: timed_layout[0])[::-1]
 
-        def with_ties(candidates: list[Candidate]) -> list[Candidate]:
+        def with_tied_candidates(candidates: list[Candidate]) -> list[Candidate]:
             nonlocal too_large_count
-            while slowest_first and not any(
-                slowest_first[-1][0] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in candidates
+            while untried_layouts and not any(
+                untried_layouts[-1][0] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in candidates
             ):
-                if len(slowest_first) < len(timed_layouts) and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                if len(untried_layouts) < len(timed_layouts) and self.budget.is_spent(SHARE_OF_ESTIMATES):
                     ranked_layouts.ended_early = True
                     break
-                _, layout_run = slowest_first.pop()
+                _, layout_run = untried_layouts.pop()
                 try:
                     candidate = self._candidate_that_may_fit(*layout_run)
                 except InputError as error:
-                    layouts.refuse(error)
+                    layout_search.refuse(error)
                     continue
                 too_large_count += candidate is None
                 candidates = candidates if candidate is None else [*candidates, candidate]
             return self._sort_candidates(candidates)
 
-        too_large_candidates = self._replay_in_order(ranked_layouts, 1, [], with_ties)
+        too_large_candidates = self._replay_in_order(ranked_layouts, 1, [], with_tied_candidates)
         if ranked_layouts.ended_early and not ranked_layouts.feasible:
-            layouts.refusal_counts = refusals_before
+            layout_search.refusal_counts = refusals_before
             self._estimated_sizes.clear()
             self.budget.restart()
             return self.plan(1, "never")
@@ -659,16 +663,16 @@ class LayoutOrder:
             needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
-            replay_result = self._replay_with_messages(candidate)
-            ranked_layouts.replay_count += isinstance(replay_result, Candidate)
-            if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
-                ranked_layouts.feasible.append(replay_result)
+            candidate_or_error = self._replay_with_messages(candidate)
+            ranked_layouts.replay_count += isinstance(candidate_or_error, Candidate)
+            if isinstance(candidate_or_error, Candidate) and candidate_or_error.headroom >= 0:
+                ranked_layouts.feasible.append(candidate_or_error)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
-            elif isinstance(replay_result, Candidate):
-                too_large_candidates.append(replay_result)
+            elif isinstance(candidate_or_error, Candidate):
+                too_large_candidates.append(candidate_or_error)
             else:
-                self.layout_search.refuse(replay_result)
+                self.layout_search.refuse(candidate_or_error)
         ranked_layouts.unreplayed = waiting_candidates
         return too_large_candidates
 
@@ -700,7 +704,7 @@ class LayoutOrder:
         )
         return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, is_replayed=True)
 
-    def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+    def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
@@ -774,9 +778,9 @@ class LayoutOrder:
             try:
                 tensor_bytes = self.tensor_bytes(*layout_run)
                 may_fit = not self._exceeds_capacity(tensor_bytes)
-                sent_bytes_once = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
-                if sent_bytes_once is not None and self.step_seconds is None:
-                    sent_bytes_once()  # the order needs it, and an error refuses the layout
+                cached_sent_bytes = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
+                if cached_sent_bytes is not None and self.step_seconds is None:
+                    cached_sent_bytes()  # the order needs it, and an error refuses the layout
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
                 if last_candidate is None and has_skipped_mode:
@@ -785,11 +789,13 @@ class LayoutOrder:
                     raise
                 continue
             self._estimated_sizes.add(_kernel_layout_sizes(layout))
-            candidate_bytes = tensor_bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
                 layout,
                 micro_batches,
-                *candidate_bytes,
+                tensor_bytes,
+                self.capacity,
+                cached_sent_bytes,
+                step_seconds,
                 upper_bound=self.estimate_errors.upper_bound(tensor_bytes),
                 recompute=recompute,
             )
@@ -811,20 +817,20 @@ class LayoutOrder:
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
     def _all_unfit_candidates(
-        self, refused_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
+        self, estimated_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
     ) -> list[Candidate]:
         """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
 
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
         """
-        refused_layouts = list(refused_candidates)
+        unfit_candidates = list(estimated_candidates)
 
-        def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
+        def least_bytes_key(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
-        for layout, micro_batches in sorted(too_large_layouts, key=least_need):
-            if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
+        for layout, micro_batches in sorted(too_large_layouts, key=least_bytes_key):
+            if unfit_candidates and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes)
@@ -832,18 +838,18 @@ class LayoutOrder:
                 self.layout_search.refuse(error)
                 continue
             assert candidate is not None
-            refused_layouts.append(candidate)
+            unfit_candidates.append(candidate)
         index_of_layout = {
             layout_run: layout_index for layout_index, layout_run in enumerate(self.layout_search.possible_layouts)
         }
 
-        def order(candidate: Candidate) -> tuple[bool, bool, int]:
+        def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]
             return self._has_too_large_static_bytes(candidate.layout), candidate.is_replayed, layout_position
 
-        return sorted(refused_layouts, key=order)
+        return sorted(unfit_candidates, key=candidate_key)
 
-    def _smallest_replay(self, refused_candidates: list[Candidate]) -> Candidate | None:
+    def _smallest_replayed_candidate(self, unfit_candidates: list[Candidate]) -> Candidate | None:
         """Returns the non-fitting layout with the least replayed memory; None if all fit.
 
         It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
@@ -851,13 +857,13 @@ class LayoutOrder:
         """
         smallest_candidate: Candidate | None = None
         replay_count = 0
-        sorted_candidates = sorted(refused_candidates, key=lambda candidate: candidate.device_bytes)
+        sorted_candidates = sorted(unfit_candidates, key=lambda candidate: candidate.device_bytes)
         nearest_candidates = [
             candidate
             for candidate in sorted_candidates[:NEAREST_REPLAYS]
             if self.estimate_errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
         ]
-        for candidate_number, candidate in enumerate(sorted_candidates):
+        for candidate_index, candidate in enumerate(sorted_candidates):
             if smallest_candidate is not None and (
                 smallest_candidate.device_bytes <= self.estimate_errors.lower_bound(candidate.device_bytes)
                 or replay_count == NEAREST_REPLAYS
@@ -865,14 +871,14 @@ class LayoutOrder:
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
-            next_candidates = nearest_candidates[candidate_number:][: 2 if smallest_bytes is None else None]
+            next_candidates = nearest_candidates[candidate_index:][: 2 if smallest_bytes is None else None]
             self.begin_replays(list(map(_layout_run, next_candidates)), smallest_bytes)
             replay_count += 1
             try:
                 replayed_candidate = self._replay(candidate, smallest_bytes)
             except InputError as error:
                 self.layout_search.refuse(error)
-                refused_candidates.remove(candidate)
+                unfit_candidates.remove(candidate)
                 continue
             if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
                 smallest_candidate = replayed_candidate

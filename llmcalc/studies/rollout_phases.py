@@ -71,11 +71,11 @@ class _PhaseCalculator:
     ) -> None:
         self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
         self.context = device.device_bytes - device.reserved_bytes
-        update_moments = device.moments.get("step", {})
-        self.states = {memory_kind: update_moments.get(memory_kind, 0) for memory_kind in TRAINED}
+        step_bytes = device.moments.get("step", {})
+        self.states = {memory_kind: step_bytes.get(memory_kind, 0) for memory_kind in TRAINED}
         other_memory_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
-            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_memory_terms)
+            0, device.after_step_bytes - sum(step_bytes.get(memory_kind, 0) for memory_kind in other_memory_terms)
         )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
@@ -101,7 +101,7 @@ class _PhaseCalculator:
             return None
         engine, version = engine_and_version(self.rollout.engine)
         if engine.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._terms_between_passes())
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
@@ -113,10 +113,10 @@ class _PhaseCalculator:
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""
         terms_by_phase_name = {
-            "rollout": self._rollout_phase,
-            "weight_transfer": self._weight_transfer,
-            "log_probabilities": self._log_probabilities,
-            "update": self._update_phase,
+            "rollout": self._rollout_terms,
+            "weight_transfer": self._weight_transfer_terms,
+            "log_probabilities": self._log_probability_terms,
+            "update": self._update_terms,
         }
         omitted_phases: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
         omitted_phases = ("weight_transfer",) if self.rollout.shares_weights else omitted_phases
@@ -128,22 +128,22 @@ class _PhaseCalculator:
             if phase_name not in omitted_phases
         ]
 
-    def _bytes_between_passes(self) -> list[PhaseTerm]:
-        """Returns the bytes that training keeps on the device between passes."""
+    def _terms_between_passes(self) -> list[PhaseTerm]:
+        """Returns the memory terms that training keeps on the device between passes."""
         other_states = [
             term
-            for term in self._other_models()
+            for term in self._other_model_terms()
             if term.name != "reference" or term.name not in self.rollout.offloaded_states
         ]
-        return list(_nonzero_terms([*self._trained_states(()), *other_states, self._context_term()]))
+        return list(_nonzero_terms([*self._trained_model_terms(()), *other_states, self._context_term()]))
 
-    def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
+    def _trained_model_terms(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
         for memory_kind in TRAINED:
             if memory_kind not in self.rollout.offloaded_states or memory_kind in loaded_states:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
-    def _other_models(self) -> Iterator[PhaseTerm]:
+    def _other_model_terms(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of other models on the device: reference, reward and critic models."""
         for model_name, model in self._frozen_models():
             if model.weights_location == "device":
@@ -172,7 +172,7 @@ class _PhaseCalculator:
         return PhaseTerm("context", process_count * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *term_names: str) -> Iterator[PhaseTerm]:
-        """Returns the engine's memory terms, all or the named ones, without the memory budget itself."""
+        """Yields the engine's memory terms, all or the named ones, without the memory budget itself."""
         if self.rollout.shares_weights:
             if not term_names or "kv_cache" in term_names:
                 cache_bytes = self.shared_budget - self.states["weights"]
@@ -184,7 +184,7 @@ class _PhaseCalculator:
                 term_status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
                 yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, term_status, memory_term.source)
 
-    def _idle_engine(self) -> Iterator[PhaseTerm]:
+    def _idle_engine_terms(self) -> Iterator[PhaseTerm]:
         """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
         if self.engine is None and not self.rollout.shares_weights:
             return
@@ -193,20 +193,20 @@ class _PhaseCalculator:
             term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
         yield from self._engine_terms(*term_names)
 
-    def _rollout_phase(self) -> Iterator[PhaseTerm]:
-        yield from self._bytes_between_passes()
+    def _rollout_terms(self) -> Iterator[PhaseTerm]:
+        yield from self._terms_between_passes()
         yield from self._engine_terms()
 
-    def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """Returns the phase in which the engine receives weights. An engine that slept has no cache then."""
-        yield from self._bytes_between_passes()
-        yield from self._idle_engine()
+    def _weight_transfer_terms(self) -> Iterator[PhaseTerm]:
+        """Yields the terms while the engine receives weights. An engine that slept has no cache then."""
+        yield from self._terms_between_passes()
+        yield from self._idle_engine_terms()
         if self.rollout.sleeps_while_idle:
             yield from self._engine_terms("weights")
-        byte_count = self.rollout.transfer_bytes or self._largest_matrix()
+        byte_count = self.rollout.transfer_bytes or self._largest_matrix_bytes()
         yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
 
-    def _largest_matrix(self) -> int:
+    def _largest_matrix_bytes(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, with_towers=False).widest_networks
         hidden_size = self.model.hidden_size
@@ -215,15 +215,15 @@ class _PhaseCalculator:
         )
         return 2 * matrix_width * hidden_size
 
-    def _log_probabilities(self) -> Iterator[PhaseTerm]:
-        """Returns the phase of passes without gradients: trained model, reference and critic."""
+    def _log_probability_terms(self) -> Iterator[PhaseTerm]:
+        """Yields the terms of the passes without gradients: trained model, reference and critic."""
         rollout = self.rollout
-        yield from self._trained_states(("weights",))
-        yield from self._other_models()
+        yield from self._trained_model_terms(("weights",))
+        yield from self._other_model_terms()
         if "weights" not in rollout.offloaded_states:
             frozen_weight_terms = (
-                self._frozen_term(name, model)
-                for name, model in self._frozen_models()
+                self._frozen_term(model_name, model)
+                for model_name, model in self._frozen_models()
                 if model.weights_location == "host"
             )
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
@@ -232,31 +232,31 @@ class _PhaseCalculator:
         row_count = rollout.sequences * rollout.logit_tokens
         yield PhaseTerm("logits", row_count * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
-        yield from self._idle_engine()
+        yield from self._idle_engine_terms()
         yield self._context_term()
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
         dense_width, is_gated, experts = self.model.widest_networks
-        widest_width = dense_width * (3 if is_gated else 2)
+        network_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
-            widest_width = max(widest_width, experts.top_k * 3 * experts.width)
+            network_width = max(network_width, experts.top_k * 3 * experts.width)
         element_bytes = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
         row_count = self.rollout.sequences * self.rollout.tokens
-        return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + widest_width)
+        return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + network_width)
 
-    def _update_phase(self) -> Iterator[PhaseTerm]:
-        """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
+    def _update_terms(self) -> Iterator[PhaseTerm]:
+        """Yields the terms of the training step, with an idle engine. A critic is trained after the trained model."""
         device = self.device
-        tensors = device.terms[0]
+        tensors_term = device.terms[0]
         for memory_kind, byte_count in device.by_kind.items():
-            yield PhaseTerm(memory_kind, byte_count, tensors.status, tensors.witness)
+            yield PhaseTerm(memory_kind, byte_count, tensors_term.status, tensors_term.witness)
         yield PhaseTerm("fragmentation", device.fragmentation, "estimate", "the caching allocator")
-        yield from self._other_models()
-        yield from self._idle_engine()
+        yield from self._other_model_terms()
+        yield from self._idle_engine_terms()
         yield self._context_term()
 
 
 def _nonzero_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
-    """Returns the terms whose bytes are not 0."""
+    """Yields the terms whose bytes are not 0."""
     return (memory_term for memory_term in phase_terms if memory_term.bytes > 0)

@@ -116,9 +116,9 @@ class TimeSettings:
 
     def supporting_stack(self, phase: TimePhase) -> TimeStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
-        time_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
-        time_stack = with_overlapped_groups(time_stack, self.overlapped_groups)
-        return self.factors.stack(with_overlap(time_stack, self.overlap))
+        software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
+        software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
+        return self.factors.stack(with_overlap(software_stack, self.overlap))
 
 
 PREFERS_CUDNN = (2, 11)
@@ -133,23 +133,23 @@ CUDNN_CAPABILITIES = "9.", "10."
 """Beginnings of the compute capabilities on which torch prefers cuDNN's attention."""
 
 
-def _with_class_attention(
-    time_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
+def _with_attention_of_run(
+    software_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
 ) -> TimeStack:
     """Returns a software stack with the stated attention implementation, by default the one of transformers.
 
     Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
     whether `flash` is torch's own.
     """
-    settings = model_memory.settings
-    implementation = settings.attn_implementation
-    if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
+    run_settings = model_memory.settings
+    implementation = run_settings.attn_implementation
+    if implementation is None and software_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
     is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
-    if is_torch_attention and prefers_cudnn and not is_older_version(settings.torch or "", PREFERS_CUDNN):
-        time_stack = with_cudnn_attention(time_stack)
-    return with_attention(time_stack, implementation)
+    if is_torch_attention and prefers_cudnn and not is_older_version(run_settings.torch or "", PREFERS_CUDNN):
+        software_stack = with_cudnn_attention(software_stack)
+    return with_attention(software_stack, implementation)
 
 
 class TrainingTimes:
@@ -161,18 +161,18 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
-        time_stack = _with_class_attention(
+        software_stack = _with_attention_of_run(
             time_settings.supporting_stack("training"), model_memory, hardware, time_settings.calls_torch_attention
         )
-        time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
-        time_stack = with_norms(time_stack, model_memory.settings.norm)
-        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy or time_settings.loss)
+        software_stack = with_gradient_buffers(software_stack, _gradient_buffer_bytes(model_memory))
+        software_stack = with_norms(software_stack, model_memory.settings.norm)
+        software_stack = with_loss(software_stack, model_memory.settings.cross_entropy or time_settings.loss)
         if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
-            time_stack = with_16_bit_adapters(time_stack)
+            software_stack = with_16_bit_adapters(software_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
-        self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
+        self.assumes_host_update: bool = updates_on_host and not software_stack.host_update
         self.stack: TimeStack = with_optimizer(
-            time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
+            software_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
@@ -197,18 +197,18 @@ class TrainingTimes:
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
-        copy_of_times = copy(self)
-        copy_of_times.memory = memory
-        copy_of_times.recompute = memory.settings.recompute_choice()
-        return copy_of_times
+        other_times = copy(self)
+        other_times.memory = memory
+        other_times.recompute = memory.settings.recompute_choice()
+        return other_times
 
     def with_schedule(self, schedule: Schedule) -> TrainingTimes:
         """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
-        time_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
-        if time_stack is self.stack:
+        software_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
+        if software_stack is self.stack:
             return self
         scheduled_times = copy(self)
-        scheduled_times.stack = time_stack
+        scheduled_times.stack = software_stack
         scheduled_times._set_timers()
         return scheduled_times
 
@@ -217,7 +217,7 @@ class TrainingTimes:
         """The options of the run whose effect on kernels the time estimate ignores."""
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
-    def _unhidden_messages(self, layout: Layout) -> list[str]:
+    def _ignored_overlap(self, layout: Layout) -> list[str]:
         """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
         overlap = self.settings.overlap
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
@@ -249,9 +249,9 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def seconds_on(self, time_stack: TimeStack, layout: Layout, micro_batches: int) -> float:
+    def seconds_on(self, software_stack: TimeStack, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a step of a layout under another software stack."""
-        step_timer = StepTimer(self.memory.spec, self.device, time_stack)
+        step_timer = StepTimer(self.memory.spec, self.device, software_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
 
     def time_range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
@@ -314,7 +314,7 @@ class TrainingTimes:
             host_wait_seconds=host_wait_seconds * seconds_scale,
             engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
             include=step_plan.include,
-            unpriced_options=(*self.unpriced_options, *self._unhidden_messages(layout)),
+            unpriced_options=(*self.unpriced_options, *self._ignored_overlap(layout)),
             seconds_of_alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
@@ -357,13 +357,18 @@ class TrainingTimes:
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields settings that often slow down runs, with the estimated seconds."""
         step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
-        device, time_stack = self.device, self.stack
-        older_stack = time_stack.model_copy(update={"attention": "fa2"})
-        unfused_stack = time_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
+        device, software_stack = self.device, self.stack
+        older_stack = software_stack.model_copy(update={"attention": "fa2"})
+        unfused_stack = software_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
         slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
-            ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
+            ("no overlap of messages (--overlap none)", device, with_overlap(software_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_stack, step_plan),
-            ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recomputed_share=1.0)),
+            (
+                "every layer recomputed (--recompute full)",
+                device,
+                software_stack,
+                replace(step_plan, recomputed_share=1.0),
+            ),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
         if layout.world_size > device.domain_devices:
@@ -371,12 +376,12 @@ class TrainingTimes:
                 (
                     "half of the network (--nic)",
                     replace(device, network_bandwidth=device.network_bandwidth / 2),
-                    time_stack,
+                    software_stack,
                     step_plan,
                 )
             )
-        for settings_text, device, time_stack, changed_plan in slower_settings:
-            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_plan).seconds)
+        for settings_text, device, software_stack, changed_plan in slower_settings:
+            yield settings_text, float(StepTimer(spec, device, software_stack).step(changed_plan).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:
@@ -408,7 +413,9 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(state_size for name, state_size in state_sizes if name != "step")  # step: one number per tensor
+    state_bytes = sum(
+        state_size for state_name, state_size in state_sizes if state_name != "step"
+    )  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
@@ -458,21 +465,21 @@ def _training_format(model_memory: Memory) -> str:
     return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 
-def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
-    """Returns the number formats of an inference run. tokens: cached tokens per sequence.
+def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats:
+    """Returns the number formats of an inference run. cached_tokens: tokens per sequence in the cache.
 
     Raises `InputError` for weights in 64 bits.
     """
     _refuse_wide_products(model_memory)
-    memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
+    memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, cached_tokens)
     quantized_weights = memory_use.quantized_size
     if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
-    label = quantized_weights.scheme.label
-    dtype = next((name for prefix, name in SCHEME_FORMATS if label.startswith(prefix)), QUANTIZED)
+    scheme_label = quantized_weights.scheme.label
+    dtype = next((format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED)
     elements_by_component = memory_use.parameter_count.by_component
-    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements_by_component]
+    head_kinds = [component for component in ("lm_head", "embedding") if component in elements_by_component]
     layer_bits, *head_bits = (
         float(
             8
@@ -489,11 +496,11 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     return NumberFormats(dtype, layer_bits, cache_bits, next(iter(head_bits), None), has_block_scales)
 
 
-def _cache_bits(model_memory: Memory, tokens: int) -> float:
+def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.parameter_count.tree
+    run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16_bit_format = (
         model_tree.total(cache_bits_in(stored_format), run_config)
@@ -513,7 +520,7 @@ def time_training(
     )
 
 
-def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
+def with_format_of_stack(model_memory: Memory, software_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
@@ -521,14 +528,14 @@ def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     run_settings = model_memory.settings
     if run_settings.dtype is not None:
         return model_memory
-    if time_stack.halves_float32 and model_memory.published_dtype == "float32":
+    if software_stack.halves_float32 and model_memory.published_dtype == "float32":
         return model_memory.with_changes(dtype="bfloat16")
     converts_weights = (
-        time_stack.four_bit_scheme is not None
+        software_stack.four_bit_scheme is not None
         and DTYPE_BITS[model_memory.published_dtype] == 4
         and not run_settings.quantize
     )
-    return model_memory.with_changes(quantize=time_stack.four_bit_scheme) if converts_weights else model_memory
+    return model_memory.with_changes(quantize=software_stack.four_bit_scheme) if converts_weights else model_memory
 
 
 def time_inference(
@@ -555,18 +562,18 @@ def time_inference(
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
-    formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
-    run_formats = formats.formats_on(device)
+    number_formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
+    run_formats = number_formats.formats_on(device)
 
-    def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
+    def pass_on(device: Device, software_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, time_stack, batch, seq, replica_layout, run_formats)
+            return decode(spec, device, software_stack, batch, seq, replica_layout, run_formats)
         return prefill(
-            spec, device, time_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
+            spec, device, software_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
         )
 
-    time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
-    inference_pass = pass_on(device, time_stack)
+    software_stack = _with_attention_of_run(supporting_stack, model_memory, hardware)
+    inference_pass = pass_on(device, software_stack)
     timed_operations = tuple(
         (float(operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index)), operation)
         for timed_pass in inference_pass.timed_passes
@@ -580,27 +587,27 @@ def time_inference(
         time_phase,
         hardware,
         device,
-        time_stack,
+        software_stack,
         layout,
         batch * layout.dp,
         new_tokens,
         cached_tokens,
-        formats,
+        number_formats,
         None,
         expected_range(
             float(inference_pass.seconds),
             time_phase,
             device,
-            time_stack,
+            software_stack,
             spec,
-            untested_layout_text(time_stack, layout),
+            untested_layout_text(software_stack, layout),
         ),
         part_seconds,
         timed_operations,
         tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),
         host_wait_seconds=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].rank_work),
-        seconds_on=lambda device, time_stack: float(pass_on(device, time_stack).seconds),
+        seconds_on=lambda device, software_stack: float(pass_on(device, software_stack).seconds),
     )
 
 

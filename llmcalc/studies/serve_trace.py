@@ -74,10 +74,10 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
-    step_range = server.time_range(1.0, "decode")
+    ratio_range = server.time_range(1.0, "decode")
     simulated_runs = [
         _serve_scaled(server, trace, step_seconds, float(time_scale), budget)
-        for time_scale in (1.0, step_range.low, step_range.high)
+        for time_scale in (1.0, ratio_range.low, ratio_range.high)
     ]
     estimated_run = simulated_runs[0]
     seconds = max(request.end_seconds for request in estimated_run)

@@ -154,12 +154,12 @@ class Server:
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
-        return self._as_requests_arrive(self._spread_latencies(concurrency))
+        return self._load_as_requests_arrive(self._spread_latencies(concurrency))
 
     def _spread_latencies(self, concurrency: float) -> LoadLatencies:
         return (self.replica if self.group is None else self.group).latencies(concurrency)
 
-    def _as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
+    def _load_as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
         return spread_load.in_waves if self.arrives_in_waves else spread_load
 
     @property
@@ -182,8 +182,8 @@ class Server:
 
     def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
-        requests_of_replica = concurrency / self.replicas
-        replica_load = replace(self._spread_latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        replica_concurrency = concurrency / self.replicas
+        replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
@@ -192,9 +192,9 @@ class Server:
         As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
         """
-        rate_of_replica = request_rate / self.replicas
+        replica_rate = request_rate / self.replicas
         slow_concurrency = largest_number(
-            lambda request_count: self.latencies(request_count).requests_per_second < rate_of_replica,
+            lambda request_count: self.latencies(request_count).requests_per_second < replica_rate,
             self.most_sequences,
         )
         if slow_concurrency == self.most_sequences:
@@ -204,30 +204,34 @@ class Server:
             slower_rate, faster_rate = (
                 self.latencies(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
             )
-            replica_load = self.latencies(
-                slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate)
-            )
-        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end_seconds)
+            replica_load = self.latencies(slow_concurrency + (replica_rate - slower_rate) / (faster_rate - slower_rate))
+        replica_load = replace(replica_load, concurrency=replica_rate * replica_load.end_to_end_seconds)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
-        """Returns the point of a concurrency with the load of one replica, of which arrivals are spread."""
-        load = self._as_requests_arrive(spread_load)
-        rate = self.replicas * load.output_tokens_per_second
-        cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
-        ttft, tpot = self._ttft_range(spread_load), self.time_range(load.tpot, "decode")
-        return LoadPoint(concurrency, self.devices, load, spread_load, self.replicas, ttft, tpot, cost_per_million)
+        """Returns the load point of a server from one replica's latencies with spread arrivals."""
+        load_latencies = self._load_as_requests_arrive(spread_load)
+        tokens_per_second = self.replicas * load_latencies.output_tokens_per_second
+        cost_per_million = (
+            None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / tokens_per_second * 1e6
+        )
+        ttft, tpot = self._ttft_range(spread_load), self.time_range(load_latencies.tpot, "decode")
+        return LoadPoint(
+            concurrency, self.devices, load_latencies, spread_load, self.replicas, ttft, tpot, cost_per_million
+        )
 
-    def _ttft_range(self, load: LoadLatencies) -> TimeRange:
-        """Returns the range of a load's TTFT, from that of spread arrivals to that of a burst.
+    def _ttft_range(self, load_latencies: LoadLatencies) -> TimeRange:
+        """Returns the range of a load's TTFT: the low end with spread arrivals, the high end in a burst.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
         """
-        ttft = self.time_range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
-        if load.concurrency > 1:
+        ttft = self.time_range(
+            load_latencies.ttft, "prefill", load_latencies.ttft_of_burst if load_latencies.concurrency > 1 else None
+        )
+        if load_latencies.concurrency > 1:
             ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
-        return replace(ttft, estimate=self._as_requests_arrive(load).ttft)
+        return replace(ttft, estimate=self._load_as_requests_arrive(load_latencies).ttft)
 
     @cached_property
     def _lowest_ttft(self) -> Number:

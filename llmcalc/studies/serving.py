@@ -85,7 +85,7 @@ class SizesRequest:
         tried_sizes = self._layouts_by_devices(
             [
                 candidate_sizes
-                for candidate_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
+                for candidate_sizes in _replica_layouts(STAGES, ATTENTION_RANKS, experts)
                 if candidate_sizes.devices <= most_devices
             ],
             self.devices,
@@ -93,7 +93,7 @@ class SizesRequest:
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_layouts_of(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
         further_sizes.difference_update(tried_sizes)
         for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
@@ -116,7 +116,9 @@ class SizesRequest:
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
-def _layouts_of(stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
+def _replica_layouts(
+    stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int
+) -> Iterator[LayoutSizes]:
     """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
     experts: per layer; 0 for a dense model.
@@ -215,7 +217,7 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
-        limit_flags: list[bool] = []
+        limit_verdicts: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
         for server in fitting_servers:
@@ -231,18 +233,20 @@ class ServeStudy:
                 traces.append(trace_times)
             tried_servers.append(sized_server)
             points_at_limits.append(load_point)
-            limit_flags.append(load_point is not None and not refusal_reason)
+            limit_verdicts.append(load_point is not None and not refusal_reason)
             if refusal_reason:
                 rejection_counts[refusal_reason] += 1
-        curves = [tuple(server.curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)]
+        curves = [
+            tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
+        ]
         return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
             tuple(points_at_limits),
             _pareto_front(curves),
-            _cheapest_server_index(points_at_limits, limit_flags, traces),
+            _cheapest_server_index(points_at_limits, limit_verdicts, traces),
             dict(rejection_counts),
-            tuple(limit_flags),
+            tuple(limit_verdicts),
             tuple(traces),
         )
 
@@ -250,13 +254,15 @@ class ServeStudy:
         """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
         for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
             has_fitting_server = False
-            for server in self._replicas_of(sizes_to_try, rejection_counts):
+            for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
                 has_fitting_server = True
                 yield server
             if has_fitting_server:
                 return
 
-    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
+    def _replicas_of_layouts(
+        self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
+    ) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         refusal_reason = no_pipeline_reason(self.preset.model)
@@ -281,7 +287,7 @@ class ServeStudy:
                     server = self._replica_server(
                         layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
                     )
-                    yield self._divided_server(server) if self.is_disaggregated else server
+                    yield self._disaggregated_server(server) if self.is_disaggregated else server
                 except ImpossibleLayout as reason:
                     reason_text = f": {reason}" if self.sizes.states_layout else ""
                     rejection_counts[f"the layout does not divide the model{reason_text}"] += 1
@@ -318,8 +324,8 @@ class ServeStudy:
             request_capacity = int(model_memory.kv_tokens // request_tokens)
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
-            run_with_formats = self.memory_by_formats[quantize, kv_dtype]
-            number_formats = inference_formats(run_with_formats, self.request_sizes.mean_context).formats_on(
+            memory_with_formats = self.memory_by_formats[quantize, kv_dtype]
+            number_formats = inference_formats(memory_with_formats, self.request_sizes.mean_context).formats_on(
                 self.device
             )
             most_step_tokens = model_memory.settings.get(engine.step_tokens)
@@ -346,9 +352,11 @@ class ServeStudy:
                 raise
             raise ImpossibleLayout(str(error)) from None
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.state_requests)
-        rank_requests = min(request_limit for request_limit in request_limits if request_limit is not None)
-        most_requests = max(1, rank_requests) * layout_sizes.dp
-        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
+        requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
+        most_requests = max(1, requests_per_rank) * layout_sizes.dp
+        engine_flags = {
+            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
+        }
         return Server(
             layout_sizes,
             quantize,
@@ -372,7 +380,7 @@ class ServeStudy:
         exchange_flags: dict[str, Any] = self.engine.exchange_flags(server, library_name)
         return exchange_flags
 
-    def _divided_server(self, server: Server) -> Server:
+    def _disaggregated_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.
 
         Raises `ReplicaDoesNotFit` if the requested devices are too few for both, or no whole number of groups.
@@ -412,7 +420,7 @@ class ServeStudy:
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, server.violated_limits(latency_limits, 1)
         if latency_limits.rate is not None:
-            return self._sized_by_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
+            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
         concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MOST_DEVICES and replicas is None:
@@ -422,7 +430,7 @@ class ServeStudy:
         load_point = sized_server.load_point(concurrency)
         return sized_server, load_point, latency_limits.violated_limits(load_point.load)
 
-    def _sized_by_rate(
+    def _sized_server_for_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
     ) -> tuple[Server, LoadPoint | None, str]:
         highest_request_rate = server.latencies(concurrency_within_limits).requests_per_second
@@ -436,7 +444,7 @@ class ServeStudy:
 
 
 def _cheapest_server_index(
-    load_points: Sequence[LoadPoint | None], limit_flags: Sequence[bool], traces: Sequence[TraceTimes]
+    load_points: Sequence[LoadPoint | None], limit_verdicts: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
@@ -445,7 +453,7 @@ def _cheapest_server_index(
     """
     candidates = [
         (server_index, load_point)
-        for server_index, (load_point, is_within_limits) in enumerate(zip(load_points, limit_flags, strict=True))
+        for server_index, (load_point, is_within_limits) in enumerate(zip(load_points, limit_verdicts, strict=True))
         if load_point is not None and is_within_limits
     ]
     if not candidates:
@@ -476,20 +484,15 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
         kv_dtype, (kv_dtype,)
     )
-    flag_word = next(
-        (
-            format_text
-            for prefix in dtype_prefixes
-            for format_text in format_flag.words
-            if format_text.startswith(prefix)
-        ),
+    flag_value = next(
+        (flag_word for prefix in dtype_prefixes for flag_word in format_flag.words if flag_word.startswith(prefix)),
         None,
     )
-    if flag_word is None:
+    if flag_value is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"
         )
-    return {format_flag.field_name: flag_word}
+    return {format_flag.field_name: flag_value}
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:

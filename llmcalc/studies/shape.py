@@ -112,22 +112,22 @@ class ShapeFamily:
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
-        head_width = (self.head_dim or head_sizes.head_dim) // self.head_divisor
-        width_share = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_width)
+        head_dim = (self.head_dim or head_sizes.head_dim) // self.head_divisor
+        heads_share = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
         if self.kv_ratio is not None:
-            return width_share, width_share * self.kv_ratio, head_width
+            return heads_share, heads_share * self.kv_ratio, head_dim
         is_multi_query = kv_heads == 1 and heads > 1
-        return width_share, None if kv_heads is None or is_multi_query else width_share * kv_heads / heads, head_width
+        return heads_share, None if kv_heads is None or is_multi_query else heads_share * kv_heads / heads, head_dim
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        head_widths = [
+        head_dims = [
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
-        has_even_heads = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
+        has_even_heads = all(head_dim % 2 == 0 and head_dim // 2 >= LEAST_HEAD_DIM for head_dim in head_dims)
         for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
             finer_family = replace(
                 self, size_unit=max(LEAST_UNIT, self.size_unit // 2), head_divisor=head_factor * self.head_divisor
@@ -143,7 +143,9 @@ class ShapeFamily:
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
-        scaled_blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
+        scaled_blocks = {
+            layer_kind: self._scaled_block(block, hidden_size) for layer_kind, block in stack.variants.items()
+        }
         changed_fields = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
@@ -155,11 +157,11 @@ class ShapeFamily:
 
     def _scaled_block(self, block: Layer, hidden_size: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
-            width_fraction, kv_share, head_width = self._head_shares(head_sizes)
+            heads_share, kv_share, head_dim = self._head_shares(head_sizes)
             return HeadSizes(
-                _share_of_width(hidden_size, width_fraction),
+                _share_of_width(hidden_size, heads_share),
                 1 if kv_share is None else _share_of_width(hidden_size, kv_share),
-                head_width,
+                head_dim,
             )
 
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
@@ -205,8 +207,8 @@ def build_family(
     if ffn_ratio is not None and any(
         isinstance(network, Network) and network.is_mixture_of_experts for network in networks
     ):
-        remedy = "expected --set expert.intermediate_size=N"
-        raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {remedy}")
+        expected_text = "expected --set expert.intermediate_size=N"
+        raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {expected_text}")
     if spec.embedding_size is not None or stack.relative_bias is not None:
         raise InputError(
             "shape: a factorised embedding or relative bias has no rule for its sizes at another width; expected a "
@@ -394,7 +396,7 @@ def find_shapes(
     spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
     shapes = tuple(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
-        for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
+        for shape_size in sorted(spread_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     )
     return ShapeStudy(
         model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target_spec, budget)
@@ -510,15 +512,17 @@ def search_shapes(
     """
     costs_by_shape: dict[tuple[int, int], int] = {}
 
-    def cost(hidden_size: int, depth: int) -> int:
+    def cost_of_size(hidden_size: int, depth: int) -> int:
         if (hidden_size, depth) not in costs_by_shape:
             costs_by_shape[hidden_size, depth] = budget.cost_of(model_family.scaled_to(hidden_size, depth))
         return costs_by_shape[hidden_size, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
     for hidden_size in _spaced_widths(allowed_widths(model_family, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, hidden_size), budget.value, *_depth_range(model_family, hidden_size))
-        if abs(cost(hidden_size, depth) - budget.value) <= exact_tolerance * budget.value:
+        depth = nearest_depth(
+            partial(cost_of_size, hidden_size), budget.value, *_depth_range(model_family, hidden_size)
+        )
+        if abs(cost_of_size(hidden_size, depth) - budget.value) <= exact_tolerance * budget.value:
             shape_sizes.append((hidden_size, depth))
     return shape_sizes, len(costs_by_shape)
 

@@ -78,17 +78,17 @@ NO_TERM = _FormulaTerm("", "")
 
 
 def time_formulas(
-    spec: ModelSpec, node: str | None, hardware: Hardware, time_stack: str, phase: Phase, batch: int, seq: int
+    spec: ModelSpec, node: str | None, hardware: Hardware, stack_name: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
     """Returns the formulas of the seconds of a node's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
-    time_stack: name of the stack. phase: training, prefill or decode.
+    stack_name: name of the stack. phase: training, prefill or decode.
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software_stack = find_stack(time_stack, "training" if phase == "training" else "inference")
+    software_stack = find_stack(stack_name, "training" if phase == "training" else "inference")
     rank_pass = RankPass(
         batch,
         tokens,
@@ -228,7 +228,7 @@ def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
 
 
-def _memory_figure(time_estimator: TimeEstimator, kernel: Kernel) -> str:
+def _memory_figure_name(time_estimator: TimeEstimator, kernel: Kernel) -> str:
     """Returns the name of the generation's figure behind a kernel's memory traffic."""
     if _reads_cache(time_estimator, kernel):
         return "cache"
@@ -246,7 +246,7 @@ def _formula_source(
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
-        *([_memory_figure(time_estimator, kernel)] if memory_term else []),
+        *([_memory_figure_name(time_estimator, kernel)] if memory_term else []),
         *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait_term else []),
     ]
     sources = [

@@ -19,21 +19,21 @@ def is_stepwise_adamw(memory: Memory) -> bool:
     return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
 
 
-def unpriced_options(memory: Memory, time_stack: TimeStack) -> list[str]:
+def unpriced_options(memory: Memory, software_stack: TimeStack) -> list[str]:
     """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
-    time_stack: the software that the run is timed with.
+    software_stack: the software that the run is timed with.
     """
     settings, default_settings = memory.settings, Settings("training")
     setting_names = list(UNPRICED_SETTINGS)
-    if not time_stack.fused:  # others' kernels are fused already
+    if not software_stack.fused:  # others' kernels are fused already
         setting_names.append("compile")
-    priced_losses = {"fused"} if time_stack.fused else {"eager"}
+    priced_losses = {"fused"} if software_stack.fused else {"eager"}
     if settings.compile:  # which fuses the eager loss, and eager norms
         priced_losses.add("eager")
-    if settings.cross_entropy not in priced_losses.union(time_stack.loss_bytes):
+    if settings.cross_entropy not in priced_losses.union(software_stack.loss_bytes):
         setting_names.append("cross_entropy")
-    has_eager_norms = not time_stack.fused and time_stack.passes.get("norm", 1.0) > 1
+    has_eager_norms = not software_stack.fused and software_stack.passes.get("norm", 1.0) > 1
     if settings.norm == "eager" and not (has_eager_norms or settings.compile):
         setting_names.append("norm")
     if settings.moe not in (None, "dropless", "capacity:1"):
@@ -43,7 +43,7 @@ def unpriced_options(memory: Memory, time_stack: TimeStack) -> list[str]:
     uncounted_work_text = (
         "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     )
-    optimizer_work = [f"{uncounted_work_text} (--optimizer {settings.optimizer})"] if uncounted_work_text else []
+    optimizer_texts = [f"{uncounted_work_text} (--optimizer {settings.optimizer})"] if uncounted_work_text else []
     changed_settings = [
         (setting_name, getattr(settings, setting_name))
         for setting_name in setting_names
@@ -53,4 +53,4 @@ def unpriced_options(memory: Memory, time_stack: TimeStack) -> list[str]:
         option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
         for setting_name, setting_value in changed_settings
         if setting_value
-    ] + optimizer_work
+    ] + optimizer_texts

@@ -62,15 +62,15 @@ class ActivationFormulas:
 
     formulas: the formulas of the model.
     training: settings of training.
-    kernels: class of the kernels; default eager.
+    kernel_profile: class of the kernels; default eager.
     """
 
     def __init__(
-        self, formulas: Formulas, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+        self, formulas: Formulas, training: TrainingSetting, kernel_profile: type[NodeTrackingEager] = NodeTrackingEager
     ) -> None:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
-        self.kernels: type[NodeTrackingEager] = kernels
+        self.kernels: type[NodeTrackingEager] = kernel_profile
         self.numbers: SavedByteSums = self.saved_sums("numbers", training.batch)
         self.letters: SavedByteSums = self.numbers
         if formulas.has_symbols:
@@ -82,7 +82,7 @@ class ActivationFormulas:
     def saved_sums(self, notation: Notation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
+        repeats_by_stack = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
         if notation == "letters":
             spec, batch, seq = (
                 spec_with_formulas(spec),
@@ -96,7 +96,7 @@ class ActivationFormulas:
             KernelChoices(attention=self.training.attention, norm=self.training.norm),
             recompute=MODES[self.training.recompute],
             included_parts=self.formulas.include,
-            layer_repeats=repeats,
+            layer_repeats=repeats_by_stack,
         )
         try:
             return SavedByteSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
@@ -132,11 +132,11 @@ class ActivationFormulas:
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
-        extra_nodes = [
+        added_nodes = [
             node for _, node in self.components() if not node.walk_indices and _path_names(node)[-1] == query.lower()
         ]
-        if extra_nodes:
-            return extra_nodes
+        if added_nodes:
+            return added_nodes
         named_nodes = self.formulas.find_nodes(query)
         trained_nodes = [node for node in named_nodes if node.optional_part in {"", *self.formulas.include}]
         if not trained_nodes:
@@ -167,8 +167,8 @@ class ActivationFormulas:
 class SavedByteSums:
     """The saved bytes of every node, summed over tensor storages.
 
-    root: the whole model.
-    blocks: the storages.
+    root_node: the whole model.
+    memory_blocks: the storages.
     notation: whether the sums are numbers or symbolic expressions.
     by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
     times: index of a node in a walk → number of equal layers that it is, or is part of.
@@ -212,22 +212,22 @@ class SavedByteSums:
         }
         return bytes_outside_nodes[_path_names(node)]
 
-    def _add_shared_bytes(self, stack: PathNames, byte_count: Any) -> None:
-        self.shared[stack] = self.shared.get(stack, 0) + byte_count
+    def _add_shared_bytes(self, stack_path: PathNames, byte_count: Any) -> None:
+        self.shared[stack_path] = self.shared.get(stack_path, 0) + byte_count
 
-    def _layer_sum(self, node_path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
+    def _layer_sum(self, node_path: Path, bytes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
         """Returns the saved bytes of a layer. Storages that only some of the equal layers save count as shared."""
-        layer = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
-        if not layer:
-            return sum(sizes_by_repeat.values())
+        layer_path = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
+        if not layer_path:
+            return sum(bytes_by_repeat.values())
         bytes_of_repeats = [
-            _expand_expression(sizes_by_repeat[repeat_index]) for repeat_index in sorted(repeats_of_path[layer])
+            _expand_expression(bytes_by_repeat[repeat_index]) for repeat_index in sorted(repeats_of_path[layer_path])
         ]
-        ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
-        excess_bytes = _expand_expression(sum(byte_count - common_size for byte_count in bytes_of_repeats))
+        ((common_bytes, _),) = Counter(bytes_of_repeats).most_common(1)
+        excess_bytes = _expand_expression(sum(byte_count - common_bytes for byte_count in bytes_of_repeats))
         if excess_bytes:
-            self._add_shared_bytes(tuple(name for name, _ in layer), excess_bytes)
-        return common_size
+            self._add_shared_bytes(tuple(name for name, _ in layer_path), excess_bytes)
+        return common_bytes
 
     def _subtree_bytes(
         self, formula_node: FormulaNode, node_path: Path, unclaimed_bytes: dict[Path, Any], repeat_count: Any = None

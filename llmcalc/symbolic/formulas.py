@@ -152,7 +152,12 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return ".".join(part for name, label, _ in self.path_names for part in (name, label) if part) or "model"
+        return (
+            ".".join(
+                name_or_label for name, label, _ in self.path_names for name_or_label in (name, label) if name_or_label
+            )
+            or "model"
+        )
 
 
 class Formulas:
@@ -261,18 +266,18 @@ class Formulas:
         self, quantity: Quantity, expression: Any, expected_value: Fraction, node: FormulaNode
     ) -> Formula:
         formula_in_numbers = self._evaluate_at_numbers(expression, expected_value, node)
-        formula_in_hidden = self._rewrite_in_hidden_units(expression)
-        if formula_in_hidden is not None:
-            self._evaluate_at_numbers(formula_in_hidden, expected_value, node)
-        return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden)
+        formula_in_hidden_units = self._rewrite_in_hidden_units(expression)
+        if formula_in_hidden_units is not None:
+            self._evaluate_at_numbers(formula_in_hidden_units, expected_value, node)
+        return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden_units)
 
     def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            tree_positions = self._nodes_in_preorder(root_node, cost_term.run_config)
+            preorder_nodes = self._nodes_in_preorder(root_node, cost_term.run_config)
             for walk_index in node.walk_indices:
-                cost_sum = add(cost_sum, tree_positions[walk_index].cost_per_repeat(cost_term.cost, self.include))
+                cost_sum = add(cost_sum, preorder_nodes[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
@@ -289,31 +294,33 @@ class Formulas:
 
     def _symbolic_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the cost terms of a quantity, evaluated on the tree with symbols. Imports sympy."""
-        return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
+        return self._cost_terms(
+            quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _symbolic_bytes_per_bit()
+        )
 
     def _cost_terms(
-        self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
+        self, quantity: Quantity, seq: Number, inverse_token_count: Any, element_bits: Number, bytes_per_bit: Any
     ) -> list[CostTerm]:
         """Returns the cost terms whose sum is the quantity.
 
         seq: tokens of a sequence.
-        tokens_inverse: 1 / seq.
+        inverse_token_count: 1 / seq.
         element_bits: bits of a cached element.
-        one_eighth: 1/8, in numbers or in symbols.
+        bytes_per_bit: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
             return [CostTerm(total_params_of if quantity == "params" else active_params_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [CostTerm(_scaled_cost(forward_flops_of, tokens_inverse), run_config)]
+            return [CostTerm(_scaled_cost(forward_flops_of, inverse_token_count), run_config)]
         run_without_tokens, run_of_one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
         if quantity == "kv":
             self._check_whole_blocks()
         state_bits = STATE_BITS if self._stored_format.keys.bits < STATE_BITS else element_bits
-        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, one_eighth)
+        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, bytes_per_bit)
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
@@ -359,14 +366,14 @@ class Formulas:
         import sympy
 
         expression = sympy.sympify(expression)
-        depths = self.symbolic.depth_symbols
-        depth_symbols = {
+        depth_symbols = self.symbolic.depth_symbols
+        layer_count_symbols = {
             symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
         terms_without_layers: list[Any] = []
         for summand in sympy.Add.make_args(expression):
-            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
+            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in layer_count_symbols]
             if len(repeat_factors) == 1:
                 layer_terms.setdefault(rewrite_sums(summand / repeat_factors[0]), set()).add(repeat_factors[0])
             else:
@@ -374,42 +381,54 @@ class Formulas:
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeated_kinds in layer_terms.items():
             depth_symbol = next(
-                (symbol for symbol, kind_counts in depths.items() if kind_counts == repeated_kinds), None
+                (symbol for symbol, kind_counts in depth_symbols.items() if kind_counts == repeated_kinds), None
             )
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
-        repeated_terms = [factors * rewrite_sums(sympy.Add(*term)) for factors, term in terms_by_repeat.items()]
+        repeated_terms = [
+            repeat_factor * rewrite_sums(sympy.Add(*terms)) for repeat_factor, terms in terms_by_repeat.items()
+        ]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
+        hidden_symbol = next(
+            (symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None
+        )
         expanded_sum = sympy.expand(expression)
-        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
+        if (
+            hidden_symbol is None
+            or not expanded_sum.has(hidden_symbol)
+            or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor)
+        ):
             return None
         total_sum: Any = sympy.Integer(0)
         for summand in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
             factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
             head_exponent = sum(
-                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
+                exponent
+                for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
+                if factor_field in HEADS
             )
-            head_size_power = sum(
-                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
+            head_size_exponent = sum(
+                exponent
+                for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
+                if factor_field in HEAD_SIZES
             )
-            lengths = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_power else frozenset())
+            rewritten_fields = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_exponent else frozenset())
             for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
                 hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
-                changed_terms = (
+                changed_factor = (
                     sympy.Rational(self.meanings[base].value) ** exponent
-                    * (hidden / self.meanings[hidden].value) ** hidden_exponent
-                    if field_name in lengths
+                    * (hidden_symbol / self.meanings[hidden_symbol].value) ** hidden_exponent
+                    if field_name in rewritten_fields
                     else base**exponent
                 )
-                summand = summand / base**exponent * changed_terms if field_name in lengths else summand
+                summand = summand / base**exponent * changed_factor if field_name in rewritten_fields else summand
             total_sum += summand
         coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total_sum)]
         is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
@@ -449,14 +468,16 @@ class Formulas:
         """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
-        for depth, kind_counts in self.symbolic.depth_symbols.items():
+        for depth_symbol, kind_counts in self.symbolic.depth_symbols.items():
             combined_terms = [
                 {summand / kind_count for summand in sympy.Add.make_args(total_sum) if summand.has(kind_count)}
                 for kind_count in kind_counts
             ]
             for shared_factor in set.intersection(*combined_terms) if combined_terms else set():
                 total_sum = (
-                    total_sum - sum(shared_factor * kind_count for kind_count in kind_counts) + shared_factor * depth
+                    total_sum
+                    - sum(shared_factor * kind_count for kind_count in kind_counts)
+                    + shared_factor * depth_symbol
                 )
         return total_sum
 
@@ -467,7 +488,7 @@ def _cache_terms(
     run_of_one_token: RunConfig,
     element_bits: Number,
     state_bits: Number,
-    factor: Any,
+    bytes_per_bit: Any,
 ) -> list[CostTerm]:
     """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
@@ -477,25 +498,27 @@ def _cache_terms(
     def cost(counted_op: CountedOp) -> Number:
         return counted_op.cache_bits(state_bits if isinstance(counted_op.op, State) else element_bits)
 
-    terms_at_start = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
+    terms_at_start = [
+        CostTerm(_scaled_cost(cost, bytes_per_bit if quantity == "state" else -bytes_per_bit), run_without_tokens)
+    ]
     return (
         terms_at_start
         if quantity == "state"
-        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *terms_at_start]
+        else [CostTerm(_scaled_cost(cost, bytes_per_bit), run_of_one_token), *terms_at_start]
     )
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
-    def scaled(counted_op: CountedOp) -> Number:
+    def scaled_cost(counted_op: CountedOp) -> Number:
         unscaled_cost = cost(counted_op)
         return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
-    return scaled
+    return scaled_cost
 
 
-def _one_eighth() -> Any:
+def _symbolic_bytes_per_bit() -> Any:
     import sympy
 
     return sympy.Rational(1, 8)
@@ -513,20 +536,20 @@ def _build_node(
     numeric_position: NodePosition,
     symbolic_node: Node,
     path_names: Steps,
-    positions: Iterator[int],
+    walk_indices: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
-    """Builds a formula node and its children. positions: yields each node's position in a walk of the tree."""
-    node, walk_index = numeric_position.node, next(positions)
+    """Builds a formula node and its children. walk_indices: yields each node's index in a walk of the tree."""
+    node, walk_index = numeric_position.node, next(walk_indices)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_position.path}: the tree in symbols is not the tree in numbers")
     formula_source = node.source or formula_source
-    children_nodes = tuple(
+    child_nodes = tuple(
         _build_node(
             numeric_child,
             symbolic_child,
             (*path_names, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
-            positions,
+            walk_indices,
             formula_source,
         )
         for numeric_child, symbolic_child in zip(numeric_position.children(), symbolic_node.children, strict=True)
@@ -540,7 +563,7 @@ def _build_node(
         numeric_position.copies,
         numeric_position.optional,
         formula_source,
-        children_nodes,
+        child_nodes,
     )
 
 
@@ -550,7 +573,7 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    walk_indices = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
+    walk_indices = tuple(walk_index for merged_node in merged_nodes for walk_index in merged_node.walk_indices)
     node_path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,

@@ -145,9 +145,9 @@ class NodeTrackingEager(EagerKernels):
 
     def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         memory_meter = self.graph.meter
-        previous_place, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
+        outer_location, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().run_layer(frame, x)
-        memory_meter.place = previous_place
+        memory_meter.place = outer_location
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():
@@ -194,7 +194,7 @@ class RecordedPass:
 
 
 def saved_blocks(
-    spec: ModelSpec, training_pass: RecordedPass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+    spec: ModelSpec, training_pass: RecordedPass, kernel_profile: type[NodeTrackingEager] = NodeTrackingEager
 ) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
@@ -203,7 +203,7 @@ def saved_blocks(
     memory_meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
-    recorded_kernels = kernels(
+    lowering = kernel_profile(
         AutogradGraph(memory_meter),
         run_config,
         training_pass.dtype,
@@ -211,21 +211,21 @@ def saved_blocks(
         include=training_pass.included_parts,
         choices=training_pass.kernel_choices,
     )
-    recorded_kernels.run_only = dict(training_pass.layer_repeats)
+    lowering.run_only = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
-        token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
+        token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
-        recorded_kernels.create_input_frames(program)
-        labels = recorded_kernels.aten.flatten(token_ids)
-    model_output = recorded_kernels.run(program)
+        lowering.create_input_frames(program)
+        labels = lowering.aten.flatten(token_ids)
+    model_output = lowering.run(program)
     if spec.head.type == "lm":
         memory_meter.place = StorageLocation(LOSS)
-        model_output = recorded_kernels.logits_for_loss(model_output)
-        model_output = recorded_kernels.losses(model_output, labels)
+        model_output = lowering.logits_for_loss(model_output)
+        model_output = lowering.losses(model_output, labels)
     output_node = model_output.node
     del model_output
-    recorded_kernels.left.clear()  # states that modules keep for a next pass
+    lowering.left.clear()  # states that modules keep for a next pass
     memory_blocks = [memory_block for memory_block in memory_meter.alive.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
     return memory_blocks

@@ -105,11 +105,11 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
-    cache_entry = _latest.get(id(spec))
-    if cache_entry is None:
+    cached_model = _latest.get(id(spec))
+    if cached_model is None:
         _latest.clear()
-        cache_entry = _latest[id(spec)] = spec, model_in_symbols(spec)
-    return cache_entry[1]
+        cached_model = _latest[id(spec)] = spec, model_in_symbols(spec)
+    return cached_model[1]
 
 
 def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
@@ -119,13 +119,13 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field_name: str, size_value: Number) -> Any:
-        layer_name = _remove_hyphens(layer_name)
-        new_symbol = _symbol(layer_name)
-        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field_name, size_value))
+    def symbol(symbol_name: str, field_name: str, size_value: Number) -> Any:
+        symbol_name = _remove_hyphens(symbol_name)
+        new_symbol = _symbol(symbol_name)
+        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(symbol_name, field_name, size_value))
         if symbol_meaning.value != size_value:
             raise ArithmeticError(
-                f"{layer_name} stands for {symbol_meaning.field} = {symbol_meaning.value} and for "
+                f"{symbol_name} stands for {symbol_meaning.field} = {symbol_meaning.value} and for "
                 f"{field_name} = {size_value}"
             )
         return new_symbol
@@ -142,7 +142,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
         if rank_model is None
         else _rank_in_symbols(rank_model, symbol_or_size, symbol)
     )
-    depths: dict[Any, frozenset[Any]] = {}
+    depth_symbols: dict[Any, frozenset[Any]] = {}
     layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for size_occurrence in _depth_size_occurrences(spec):
@@ -176,30 +176,34 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(layer_groups[size_occurrence.side, name][0] for name in labels_by_kind)
+        depth_symbols[depth_symbol] = frozenset(layer_groups[size_occurrence.side, name][0] for name in labels_by_kind)
     main_stack_name = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
-        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack_name, layer_groups), symbol_meanings, depths
+        spec,
+        spec.tree(),
+        _add_depth_symbols(symbolic_tree, main_stack_name, layer_groups),
+        symbol_meanings,
+        depth_symbols,
     )
 
 
-def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
+def _layer_counts(stack: Stack, rank_model: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
-    if rank is None or rank.layout.pp == 1:
+    if rank_model is None or rank_model.layout.pp == 1:
         return {name: layer_count for name, _, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     layer_counts = {
-        layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
+        layer_name: sum(layer_index in rank_model.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.layer_groups()
     }
     return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
 
 
-def _rank_suffix(rank: RankModel | None) -> str:
-    return "" if rank is None or rank.layout.pp == 1 else " of this rank"
+def _rank_suffix(rank_model: RankModel | None) -> str:
+    return "" if rank_model is None or rank_model.layout.pp == 1 else " of this rank"
 
 
 def _rank_in_symbols(
-    rank: RankModel, size_replacer: SizeReplacer, create_symbol: Callable[[str, str, Number], Any]
+    rank_model: RankModel, size_replacer: SizeReplacer, create_symbol: Callable[[str, str, Number], Any]
 ) -> Node:
     """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
@@ -211,7 +215,7 @@ def _rank_in_symbols(
             else SymbolicInt(size_occurrence.value, symbol_of_size)
         )
 
-    layout = rank.layout
+    layout = rank_model.layout
     layout_sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
@@ -222,7 +226,7 @@ def _rank_in_symbols(
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    symbolic_spec = _replace_sizes_by_symbols(rank, traced_size)
+    symbolic_spec = _replace_sizes_by_symbols(rank_model, traced_size)
     assert isinstance(symbolic_spec, RankModel)
     symbolic_tree: Node = _replace_by_formulas(symbolic_spec.layer_with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
@@ -299,7 +303,9 @@ def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
 def _letter_inside(field_annotation: Any) -> str | None:
     if get_origin(field_annotation) is Annotated:
         return _letter_of_metadata(field_annotation.__metadata__)
-    return next((letter for argument in get_args(field_annotation) if (letter := _letter_inside(argument))), None)
+    return next(
+        (letter for type_argument in get_args(field_annotation) if (letter := _letter_inside(type_argument))), None
+    )
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -462,7 +468,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
     """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
     if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
         return dict.fromkeys(size_occurrences, "")
-    for name_levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+    for trait_names in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         traits_of_occurrence = {
             size_occurrence: {
                 "part": PART_NAMES.get(size_occurrence.part, size_occurrence.part),
@@ -471,17 +477,17 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
             }
             for size_occurrence in size_occurrences
         }
-        described_symbols = {
+        descriptions = {
             size_occurrence: "_".join(
-                traits_of_occurrence[size_occurrence][name_level]
-                for name_level in name_levels
-                if traits_of_occurrence[size_occurrence][name_level]
+                traits_of_occurrence[size_occurrence][trait_name]
+                for trait_name in trait_names
+                if traits_of_occurrence[size_occurrence][trait_name]
             )
             for size_occurrence in size_occurrences
         }
-        if all(described_symbols.values()) and len(
-            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
-        ) == len(set(described_symbols.values())):
-            return described_symbols
+        if all(descriptions.values()) and len(
+            {(description, occurrence.value) for occurrence, description in descriptions.items()}
+        ) == len(set(descriptions.values())):
+            return descriptions
     size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))
     return {size_occurrence: str(size_values.index(size_occurrence.value) + 1) for size_occurrence in size_occurrences}

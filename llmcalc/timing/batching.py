@@ -112,7 +112,7 @@ class LoadLatencies:
 
     @property
     def in_waves(self) -> LoadLatencies:
-        """The same requests where all of them arrive at once, and the next ones when they end."""
+        """The latencies if all requests arrive at once, and the next ones when these end."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property
@@ -233,9 +233,9 @@ class Replica:
         prompt_pass = self._timed_prompts[whole_prompt_count]
         if not has_server_delay:
             return prompt_pass
-        first_token, pass_parts = self.stack.first_token, prompt_pass.seconds_by_part
+        first_token, seconds_by_part = self.stack.first_token, prompt_pass.seconds_by_part
         return InferencePass(
-            prompt_pass.seconds + first_token, pass_parts | {"server": first_token}, prompt_pass.timed_passes
+            prompt_pass.seconds + first_token, seconds_by_part | {"server": first_token}, prompt_pass.timed_passes
         )
 
     @cached_property
@@ -304,7 +304,7 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        partial_load = self._partial_load(min(concurrency, self.saturation_concurrency))
+        partial_load = self._load_below_saturation(min(concurrency, self.saturation_concurrency))
         waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
         if not waiting_seconds:
             return partial_load
@@ -312,17 +312,17 @@ class Replica:
         ttft_of_burst = max(ttft, partial_load.ttft_of_burst)
         return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
-    def _partial_load(self, concurrency: float) -> LoadLatencies:
+    def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
-        token_pass = self.decoding_pass(concurrency)
-        step_seconds = float(token_pass.seconds)
+        decoding_pass = self.decoding_pass(concurrency)
+        step_seconds = float(decoding_pass.seconds)
         if not other_requests:
             tpot = step_seconds / self.tokens_per_step
             return LoadLatencies(
                 concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds, tpot
             )
-        token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
+        token_seconds_beside_prompts = seconds_added_to_prompt_step(decoding_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
         uncaptured_share = self.uncaptured_share(concurrency)
 
@@ -365,11 +365,12 @@ class Replica:
         burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
-        round_of_burst = (
+        burst_round_seconds = (
             prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds
         )
         tpot_of_burst = max(
-            step_seconds / self.tokens_per_step, (round_of_burst - ttft_of_burst) / (self.requests.output_tokens - 1)
+            step_seconds / self.tokens_per_step,
+            (burst_round_seconds - ttft_of_burst) / (self.requests.output_tokens - 1),
         )
         return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst, tpot_of_burst)
 
@@ -382,12 +383,12 @@ def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
     timed_pass = token_pass.timed_passes[0]
     return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
         float(operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index))
-        * _operation_seconds_added(operation)
+        * _added_operation_seconds(operation)
         for operation in timed_pass.operations
     )
 
 
-def _operation_seconds_added(operation: TimedOperation) -> float:
+def _added_operation_seconds(operation: TimedOperation) -> float:
     """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0

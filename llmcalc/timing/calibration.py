@@ -68,14 +68,14 @@ class CalibrationFactors:
             ),
         )
 
-    def stack(self, time_stack: TimeStack) -> TimeStack:
+    def stack(self, software_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
+        scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(time_stack, factor_name).items()}
+            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return time_stack.model_copy(update=scaled_waits | waits_by_format)
+        return software_stack.model_copy(update=scaled_waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(CalibrationFactors))
@@ -103,7 +103,7 @@ class LinearizedRuns:
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.parts: list[tuple[float, ...]] = [
-            tuple(_factor_shares(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
+            tuple(_seconds_by_factor(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
@@ -138,7 +138,7 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
+def _seconds_by_factor(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
     seconds_by_factor = []
@@ -169,18 +169,18 @@ MOST_ROUNDS = 60
 """Most rounds of a fit; each weighs the runs by the errors of the one before."""
 
 
-def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
+def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
     """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
     runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
     """
-    logarithms = [-median(linear_fit.errors(astuple(UNCHANGED)))] * len(NAMES)
+    logarithms = [-median(linearized_runs.errors(astuple(UNCHANGED)))] * len(NAMES)
     factor_indices = range(len(NAMES))
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
-        log_errors = linear_fit.errors(factors)
+        log_errors = linearized_runs.errors(factors)
         error_scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
         common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
@@ -191,11 +191,11 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
             for row_index in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
-        for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
+        for log_error, seconds_by_factor in zip(log_errors, linearized_runs.parts, strict=True):
             weight = 1 / (error_scale**2 + log_error**2)
-            estimate = sum(map(operator.mul, factors, seconds_by_factor))
+            estimated_seconds = sum(map(operator.mul, factors, seconds_by_factor))
             factor_shares = [
-                factor * part_seconds / estimate
+                factor * part_seconds / estimated_seconds
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
             for row_index in factor_indices:
@@ -204,11 +204,11 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                     curvature[row_index][column_index] += (
                         weight * factor_shares[row_index] * factor_shares[column_index]
                     )
-        limited_step = [
-            max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
+        clipped_step = [
+            max(-0.5, min(0.5, clipped_change)) for clipped_change in _solve_linear_equations(curvature, gradient)
         ]
-        logarithms = list(map(operator.sub, logarithms, limited_step))
-        if max(map(abs, limited_step)) < 1e-3:
+        logarithms = list(map(operator.sub, logarithms, clipped_step))
+        if max(map(abs, clipped_step)) < 1e-3:
             break
     return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 
@@ -248,12 +248,14 @@ class ErrorStatistics:
     def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         log_errors = sorted(
-            abs(estimate / measured_run.seconds - 1)
-            for measured_run, estimate in zip(measured_runs, estimates, strict=True)
+            abs(estimated_seconds / measured_run.seconds - 1)
+            for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True)
         )
         groups_by_setting: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        for measured_run, estimate in zip(measured_runs, estimates, strict=True):
-            groups_by_setting.setdefault(measured_run.comparison_group, []).append((estimate, measured_run.seconds))
+        for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True):
+            groups_by_setting.setdefault(measured_run.comparison_group, []).append(
+                (estimated_seconds, measured_run.seconds)
+            )
         layout_choices = [
             layout_group
             for factor_name, layout_group in groups_by_setting.items()
@@ -324,16 +326,19 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
-    linear_fit = LinearizedRuns(measured_runs)
+    linearized_runs = LinearizedRuns(measured_runs)
     estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
-    log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
-    left_out_fit_errors = _left_out_errors(linear_fit)
+    log_errors = [
+        math.log(estimated_seconds / run.seconds)
+        for run, estimated_seconds in zip(measured_runs, estimates, strict=True)
+    ]
+    left_out_fit_errors = _left_out_errors(linearized_runs)
     is_clearly_better = _is_clearly_better(log_errors, left_out_fit_errors)
-    factors = fit_factors(linear_fit)
+    factors = fit_factors(linearized_runs)
     if is_clearly_better:
         applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
-        largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
+        largest_change = max(map(abs, map(operator.sub, linearized_runs.errors(astuple(factors)), log_errors)))
         applied_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
     factors = CalibrationFactors(*(factor**applied_share for factor in astuple(factors)))
     damped_errors = [
@@ -420,17 +425,17 @@ MOST_ESTIMATES = 3000
 """Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
 
 
-def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
+def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:
     """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
-    run_count = len(linear_fit.measured)
+    run_count = len(linearized_runs.measured)
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out_indices = range(first_index, run_count, fit_count)
-        run_errors = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out_indices))))
+        run_errors = linearized_runs.errors(astuple(fit_factors(linearized_runs.without_runs(left_out_indices))))
         for run_index in left_out_indices:
             log_errors[run_index] = run_errors[run_index]
     return log_errors

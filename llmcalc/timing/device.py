@@ -105,17 +105,17 @@ class Device:
     is_mesh: bool = False
     vendor: str = ""
 
-    def evidence_class(self, time_stack: TimeStack) -> Literal["profiled", "tested"] | None:
+    def evidence_class(self, software_stack: TimeStack) -> Literal["profiled", "tested"] | None:
         """Returns the device's part of the class of estimates under a software stack.
 
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
         software are known; None if neither, or if the software runs on other makers' accelerators alone.
         """
-        if self.vendor and time_stack.runs_on and self.vendor not in time_stack.runs_on:
+        if self.vendor and software_stack.runs_on and self.vendor not in software_stack.runs_on:
             return None
         if self.evidence != "datasheet":
             return "profiled"
-        return "tested" if time_stack.name in self.generation.tested_stacks else None
+        return "tested" if software_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
@@ -127,20 +127,22 @@ class Device:
         sums_in_16_bits: whether 16-bit products add in 16 bits; default false, which is in float32.
         """
         units_format = self.format_of(dtype)
-        share = self.generation.products[units_format]
+        rate_share = self.generation.products[units_format]
         if sums_in_16_bits and units_format == "bf16":
-            share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
+            rate_share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
         else:
-            share = self._share_with_float32_sums(share, units_format)
-        return self.peak_rates[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
+            rate_share = self._share_with_float32_sums(rate_share, units_format)
+        return (
+            self.peak_rates[units_format] * rate_share * (self.sustained_share(units_format) if is_sustained else 1.0)
+        )
 
     def _share_with_float32_sums(self, rate_share: float, units_format: str) -> float:
         """Returns the share of the peak rate with float32 accumulation. rate_share: the share at the units' full rate.
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
-        gain = self.gains_of_16_bit_sums.get(units_format, 1.0)
-        return min(rate_share * gain, max(rate_share, self.generation.float32_sums))
+        speedup = self.gains_of_16_bit_sums.get(units_format, 1.0)
+        return min(rate_share * speedup, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product by a short inner axis.
@@ -210,13 +212,13 @@ class Device:
 
         head_dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
-        best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
-        best_share = self._share_with_float32_sums(best_share, "bf16")
+        best_rate_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
+        best_rate_share = self._share_with_float32_sums(best_rate_share, "bf16")
         head_dim_share = minimum(1.0, head_dim / 128) ** 0.5
         return (
             flops
             * (1 + half_rate_keys / maximum(1, key_count))
-            / (self.peak_rates["bf16"] * efficiency * best_share * head_dim_share)
+            / (self.peak_rates["bf16"] * efficiency * best_rate_share * head_dim_share)
         )
 
     def message_seconds(
@@ -338,11 +340,13 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         peak_rates.get(format_name, 0.0) for format_name in ("bf16", "fp32")
     )  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
-    link = hardware.interconnect
-    link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
-    domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
-    is_pcie = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
-    has_peer_access = link is None or link.peer_access
+    interconnect = hardware.interconnect
+    link_rate = float(interconnect.bandwidth_per_direction if interconnect is not None else UNKNOWN_NIC)
+    domain_size = (interconnect.domain_size or UNKNOWN_DOMAIN) if interconnect is not None else 1
+    is_pcie = (
+        interconnect is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in interconnect.name
+    )
+    has_peer_access = interconnect is None or interconnect.peer_access
     pcie_share = PCIE_SHARE if has_peer_access else UNPEERED_SHARE
     low_latency, simple_protocol = PCIE_PROTOCOLS
     pcie_protocols = PCIE_PROTOCOLS if has_peer_access else ((*low_latency[:2], UNPEERED_LL_STEP), simple_protocol)
@@ -367,7 +371,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         },
         compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
-        is_mesh=link is not None and link.is_mesh,
+        is_mesh=interconnect is not None and interconnect.is_mesh,
         vendor=hardware.vendor,
     )
 

@@ -47,27 +47,31 @@ class DisaggregatedServer:
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
         """
-        single_pair = cls(replica, 1, 1)
-        prompts_per_decoder = single_pair._decoded_requests_per_second(sequences) * single_pair.busy_seconds
+        replica_pair = cls(replica, 1, 1)
+        prompts_per_decoder = replica_pair._decoded_requests_per_second(sequences) * replica_pair.busy_seconds
         if replicas is not None:
-            candidate_groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
+            candidate_groups = [
+                cls(replica, prefill_replicas, replicas - prefill_replicas) for prefill_replicas in range(1, replicas)
+            ]
         else:
             replica_counts = range(1, MOST_DECODING + 1)
             candidate_groups = [
-                cls(replica, max(1, ceil(prompts_per_decoder * decoding_count)), decoding_count)
-                for decoding_count in replica_counts
+                cls(replica, max(1, ceil(prompts_per_decoder * decode_replicas)), decode_replicas)
+                for decode_replicas in replica_counts
             ]
-            candidate_groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
+            candidate_groups += [
+                cls(replica, prefill_replicas, 1) for prefill_replicas in range(1, ceil(prompts_per_decoder))
+            ]
         rates_per_replica = [
             candidate_group._most_requests_per_second(sequences)
             / (candidate_group.prefill_replicas + candidate_group.decode_replicas)
             for candidate_group in candidate_groups
         ]
-        least_share = 0.9 if replicas is None else 1.0
+        least_rate_share = 0.9 if replicas is None else 1.0
         best_groups = [
             candidate_group
             for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
-            if rate_per_replica >= least_share * max(rates_per_replica)
+            if rate_per_replica >= least_rate_share * max(rates_per_replica)
         ]
         return min(
             best_groups, key=lambda candidate_group: candidate_group.prefill_replicas + candidate_group.decode_replicas

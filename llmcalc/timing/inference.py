@@ -33,26 +33,31 @@ class InferencePass:
 
 
 def forward_pass(
-    spec: ModelSpec, device: Device, time_stack: TimeStack, rank_pass: RankPass, formats: NumberFormats, pp: Number = 1
+    spec: ModelSpec,
+    device: Device,
+    software_stack: TimeStack,
+    rank_pass: RankPass,
+    number_formats: NumberFormats,
+    pp: Number = 1,
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
     Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run
     as a pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
     """
-    timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
+    timed_pass = time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
     is_decoding = rank_pass.phase == "decode"
-    graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
-    kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
-    if time_stack.pipelines_prompts and not is_decoding:
-        batch_count = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
+    graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, software_stack, pp)
+    kernel_seconds = _launched_seconds(timed_pass, software_stack, number_formats, is_decoding, graph_tokens)
+    if software_stack.pipelines_prompts and not is_decoding:
+        batch_count = ceil_div(timed_pass.rank_work.tokens, software_stack.prompt_batch)
         pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
         timed_pass = timed_pass.scaled(pipeline_share)
     hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
-    host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
-    if time_stack.hides_host and is_decoding and are_equal(pp, 1):
+    host_seconds = software_stack.host_step + (software_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
+    if software_stack.hides_host and is_decoding and are_equal(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
     return InferencePass(
         kernel_seconds + host_seconds + hop_seconds,
@@ -62,30 +67,36 @@ def forward_pass(
 
 
 def _launched_seconds(
-    timed_pass: TimedPass, time_stack: TimeStack, formats: NumberFormats, is_decoding: bool, graph_tokens: int
+    timed_pass: TimedPass,
+    software_stack: TimeStack,
+    number_formats: NumberFormats,
+    is_decoding: bool,
+    graph_tokens: int,
 ) -> Number:
     """Returns the seconds of a pass's kernels, at least as many as the host needs to launch the kernels.
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
-    prompt_launch_seconds = 0.0 if is_decoding else time_stack.host_prompt_kernel
+    prompt_launch_seconds = 0.0 if is_decoding else software_stack.host_prompt_kernel
     launches = timed_pass.launches(
-        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.product_format in NARROW_FORMATS
+        software_stack.kernels,
+        graph_tokens,
+        software_stack.casts_inputs and number_formats.product_format in NARROW_FORMATS,
     )
-    return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
+    return maximum(timed_pass.seconds, launches * max(software_stack.host_kernel, prompt_launch_seconds))
 
 
-def graph_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
+def graph_prompt_tokens(spec: ModelSpec, software_stack: TimeStack, pp: Number = 1) -> int:
     """Returns the most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
     """
-    is_captured = (are_equal(pp, 1) and not spec.towers) or not time_stack.graphs_text_only
-    return time_stack.prompt_graph_tokens if is_captured else 0
+    is_captured = (are_equal(pp, 1) and not spec.towers) or not software_stack.graphs_text_only
+    return software_stack.prompt_graph_tokens if is_captured else 0
 
 
 def seconds_without_graphs(
-    prompt_pass: InferencePass, time_stack: TimeStack, formats: NumberFormats, graph_tokens: int
+    prompt_pass: InferencePass, software_stack: TimeStack, number_formats: NumberFormats, graph_tokens: int
 ) -> float:
     """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel.
 
@@ -93,8 +104,8 @@ def seconds_without_graphs(
     """
     return sum(
         float(
-            _launched_seconds(timed_pass, time_stack, formats, False, 0)
-            - _launched_seconds(timed_pass, time_stack, formats, False, graph_tokens)
+            _launched_seconds(timed_pass, software_stack, number_formats, False, 0)
+            - _launched_seconds(timed_pass, software_stack, number_formats, False, graph_tokens)
         )
         for timed_pass in prompt_pass.timed_passes
     )
@@ -103,28 +114,33 @@ def seconds_without_graphs(
 def decode(
     spec: ModelSpec,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     batch: Number,
     cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
-    formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BITS,
 ) -> InferencePass:
     """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
-        spec, device, time_stack, rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode"), formats, layout.pp
+        spec,
+        device,
+        software_stack,
+        rank_pass(software_stack, layout, batch, 1, cached_tokens, "decode"),
+        number_formats,
+        layout.pp,
     )
 
 
 def prefill(
     spec: ModelSpec,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     batch: Number,
     seq: int,
     cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
-    formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BITS,
     has_server_delay: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
@@ -135,13 +151,13 @@ def prefill(
     """
     chunk_passes = []
     for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
-        prompt_pass = rank_pass(time_stack, layout, batch, new_tokens, earlier_tokens, "prefill")
-        chunk_passes.append(forward_pass(spec, device, time_stack, prompt_pass, formats, layout.pp))
+        prompt_pass = rank_pass(software_stack, layout, batch, new_tokens, earlier_tokens, "prefill")
+        chunk_passes.append(forward_pass(spec, device, software_stack, prompt_pass, number_formats, layout.pp))
     part_seconds = {
         part_name: sum(chunk_pass.seconds_by_part[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
-    part_seconds["server"] = time_stack.first_token if has_server_delay else 0.0
+    part_seconds["server"] = software_stack.first_token if has_server_delay else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,
@@ -163,7 +179,7 @@ def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[
 
 
 def rank_pass(
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     layout: Layout,
     batch: Number,
     seq: Number,
@@ -175,7 +191,7 @@ def rank_pass(
 
     extra_parts: optional parts of the model that run; default none.
     """
-    gathers_tokens = time_stack.gathers_on(layout.dp, layout.ep)
+    gathers_tokens = software_stack.gathers_on(layout.dp, layout.ep)
     return RankPass(
         batch,
         seq,
@@ -184,11 +200,11 @@ def rank_pass(
         tp=layout.tp,
         etp=layout.etp,
         ep=layout.ep,
-        fuses_elementwise=time_stack.fused,
-        reduces_late=time_stack.reduces_late,
+        fuses_elementwise=software_stack.fused,
+        reduces_late=software_stack.reduces_late,
         gathered_ranks=layout.dp if gathers_tokens else 0,
-        fuses_gates=time_stack.fuses_gates,
-        moves_all_rows=time_stack.moves_all_rows and gathers_tokens,
-        padded_sparse_heads=time_stack.sparse_heads,
+        fuses_gates=software_stack.fuses_gates,
+        moves_all_rows=software_stack.moves_all_rows and gathers_tokens,
+        padded_sparse_heads=software_stack.sparse_heads,
         include=extra_parts,
     )

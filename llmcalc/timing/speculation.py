@@ -43,9 +43,11 @@ def acceptance_of_length(length: float, tokens: int) -> float:
         )
     lower_bound, upper_bound = 0.0, 1.0
     for _ in range(BISECTIONS):
-        middle = (lower_bound + upper_bound) / 2
+        middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
-            (middle, upper_bound) if tokens_of_step(tokens, middle) < length else (lower_bound, middle)
+            (middle_acceptance, upper_bound)
+            if tokens_of_step(tokens, middle_acceptance) < length
+            else (lower_bound, middle_acceptance)
         )
     return lower_bound
 
@@ -76,32 +78,38 @@ class Speculation:
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
-        self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
+        self, spec: ModelSpec, device: Device, software_stack: TimeStack, batch: Number, cached_tokens: Number,
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, number_formats: of the target model."""
         if self.draft_model is not None:
             drafted_tokens, draft_passes = (self.drafted_tokens, 1) if self.drafts_a_block else (1, self.drafted_tokens)
-            draft_pass = rank_pass(time_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
+            draft_pass = rank_pass(
+                software_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode"
+            )
             return draft_passes * float(
-                forward_pass(self.draft_model, device, time_stack, draft_pass, SIXTEEN_BITS).seconds
+                forward_pass(self.draft_model, device, software_stack, draft_pass, SIXTEEN_BITS).seconds
             )
         if not self.with_mtp:
             return 0.0
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
-            decoding_pass = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
+            decoding_pass = rank_pass(software_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
             return float(
-                forward_pass(spec, device, time_stack, decoding_pass, number_formats).seconds_by_part["kernels"]
+                forward_pass(spec, device, software_stack, decoding_pass, number_formats).seconds_by_part["kernels"]
             )
 
         return self.drafted_tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
-    def prompt_seconds(self, device: Device, time_stack: TimeStack, batch: Number, seq: int, layout: Layout) -> float:
+    def prompt_seconds(
+        self, device: Device, software_stack: TimeStack, batch: Number, seq: int, layout: Layout
+    ) -> float:
         """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft_model is None:
             return 0.0
-        return float(prefill(self.draft_model, device, time_stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
+        return float(
+            prefill(self.draft_model, device, software_stack, batch, seq, 0, None, _draft_layout(layout)).seconds
+        )
 
 
 def _draft_layout(layout: Layout) -> Layout:

@@ -34,7 +34,7 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
             raise InputError(
                 f"--stack {stack_name}: is for {software_stack.phase}; expected one of {', '.join(known_stacks)}"
             )
-        if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
+        if "+" in stack_name and all(part_name in known_stacks for part_name in stack_name.split("+")):
             raise InputError(
                 f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
                 "settings of its software, of which one at most is an exchange of experts' tokens"
@@ -171,7 +171,7 @@ states have two (torch/optim/adamw.py, _multi_tensor_adamw and _single_tensor_ad
 
 
 def with_optimizer(
-    stack: TimeStack,
+    software_stack: TimeStack,
     state_bytes: float,
     flops: float = 0.0,
     is_on_host: bool = False,
@@ -185,23 +185,25 @@ def with_optimizer(
     changed_bytes = 2 * (state_bytes - ADAMW_STATE_BYTES)
     changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise
     if not changed_bytes and not flops and not is_on_host:
-        return stack
-    host_update = stack.host_update or stack.offloaded_update if is_on_host else stack.host_update
-    return stack.model_copy(
+        return software_stack
+    host_update = (
+        software_stack.host_update or software_stack.offloaded_update if is_on_host else software_stack.host_update
+    )
+    return software_stack.model_copy(
         update={
-            "optimizer_bytes": stack.optimizer_bytes + changed_bytes,
+            "optimizer_bytes": software_stack.optimizer_bytes + changed_bytes,
             "optimizer_flops": flops,
             "host_update": host_update,
         }
     )
 
 
-def with_overlapped_groups(software_stack: TimeStack, groups: frozenset[str] | None) -> TimeStack:
+def with_overlapped_groups(software_stack: TimeStack, overlapped_groups: frozenset[str] | None) -> TimeStack:
     """Returns a software stack that overlaps the messages of these groups with products; unchanged for None.
 
-    groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
+    overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
-    if groups is None:
+    if overlapped_groups is None:
         return software_stack
     usual_hidden_shares = {
         "dp": WITH_OVERLAP.dp,
@@ -210,7 +212,7 @@ def with_overlapped_groups(software_stack: TimeStack, groups: frozenset[str] | N
         "ep": WITH_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        group_name: hidden_share if group_name in groups else 0.0
+        group_name: hidden_share if group_name in overlapped_groups else 0.0
         for group_name, hidden_share in usual_hidden_shares.items()
     }
     return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
@@ -225,10 +227,10 @@ def with_overlap(software_stack: TimeStack, overlap: str | None) -> TimeStack:
         return software_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
-    hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups},
+            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in overlapped_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

@@ -97,7 +97,7 @@ class StepPlan:
             **run_fields,
         )
 
-    def rank_pass(self, time_stack: TimeStack) -> RankPass:
+    def rank_pass(self, software_stack: TimeStack) -> RankPass:
         """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
@@ -110,9 +110,9 @@ class StepPlan:
             cp=self.cp,
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
-            fuses_elementwise=time_stack.fused,
-            fuses_gates=time_stack.fuses_gates,
-            regathers=time_stack.regathers,
+            fuses_elementwise=software_stack.fused,
+            fuses_gates=software_stack.fuses_gates,
+            regathers=software_stack.regathers,
             include=self.include,
             adapters=self.adapters,
         )
@@ -191,18 +191,20 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
+def layer_costs(timed_pass: TimedPass, software_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
     """
     pass_work = timed_pass.rank_work
     kind_indices = range(len(pass_work.layer_kinds))
-    layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
+    layer_wait = software_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
     def seconds(kind_index: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
         kernel_seconds = timed_pass.layer_seconds(kind_index, is_backward=is_backward) - skipped_seconds
-        return kernel_seconds + host_wait(timed_pass, time_stack, kind_index, is_backward, kernel_seconds) + layer_wait
+        return (
+            kernel_seconds + host_wait(timed_pass, software_stack, kind_index, is_backward, kernel_seconds) + layer_wait
+        )
 
     forward_passes = [seconds(kind_index, is_backward=False) for kind_index in kind_indices]
     both_pass_seconds = [
@@ -215,7 +217,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     )
     recomputed_modules = step_plan.recomputes_attention, step_plan.recomputed_nodes
     if any(recomputed_modules):
-        check_node_names(step_plan.recomputed_nodes, _modules_of_layers(timed_pass))
+        check_node_names(step_plan.recomputed_nodes, _layer_module_paths(timed_pass))
         both_pass_seconds = [
             both_pass_seconds[kind_index] + timed_pass.recomputed_seconds(kind_index, *recomputed_modules)
             for kind_index in kind_indices
@@ -237,7 +239,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     )
 
 
-def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
+def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
         module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
@@ -245,20 +247,20 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
 
 
 def host_wait(
-    timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernel_seconds: Number
+    timed_pass: TimedPass, software_stack: TimeStack, layer: int, is_backward: bool, kernel_seconds: Number
 ) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
     kernel_seconds: seconds of the kernels and messages of that direction.
     """
-    launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels, time_stack.captured)
-    host_seconds = launch_count * time_stack.host_kernel
-    if time_stack.host_expert:
-        expert_count = timed_pass.expert_launches(layer, is_backward, time_stack.captured)
-        host_seconds = host_seconds + expert_count * time_stack.host_expert
-    if time_stack.dtensor_operation:
-        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
-        host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
+    launch_count = timed_pass.layer_launches(layer, is_backward, software_stack.kernels, software_stack.captured)
+    host_seconds = launch_count * software_stack.host_kernel
+    if software_stack.host_expert:
+        expert_count = timed_pass.expert_launches(layer, is_backward, software_stack.captured)
+        host_seconds = host_seconds + expert_count * software_stack.host_expert
+    if software_stack.dtensor_operation:
+        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, software_stack.dtensor_operations)
+        host_seconds = host_seconds + dtensor_count * software_stack.dtensor_operation
     return maximum(0.0, host_seconds * timed_pass.host_launch - kernel_seconds)
 
 
@@ -320,16 +322,16 @@ def pipeline_ranks(
             costs.both_passes_seconds, costs.repeated_pass_seconds, strict=True
         )
     ]
-    ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
-    ranks[0] = ranks[0] + costs.start_seconds
-    ranks[-1] = ranks[-1] + costs.head_seconds
+    seconds_of_ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
+    seconds_of_ranks[0] = seconds_of_ranks[0] + costs.start_seconds
+    seconds_of_ranks[-1] = seconds_of_ranks[-1] + costs.head_seconds
 
     def largest_rank_sum(values_per_layer: Sequence[Number]) -> Number:
         return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
 
     return PipelineRanks(
-        reduce(maximum, ranks),
-        sum(ranks) / pp,
+        reduce(maximum, seconds_of_ranks),
+        sum(seconds_of_ranks) / pp,
         largest_rank_sum(costs.dense_params) + costs.end_params / min(2, pp),
         largest_rank_sum(costs.expert_params),
         sum(map(sum, layers)) / pp,
@@ -349,58 +351,58 @@ def idle_micro_batches(schedule: Schedule, pp: int) -> float:
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
-def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> StepTime:
+def training_step(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> StepTime:
     """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
     timed_pass = time_pass(
-        rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+        rank_work(spec, step_plan.rank_pass(software_stack)), device, software_stack, NumberFormats(step_plan.dtype)
     )
     return step_time_of_pass(
-        spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan)
+        spec, device, software_stack, step_plan, timed_pass, layer_costs(timed_pass, software_stack, step_plan)
     )
 
 
 def step_time_of_pass(
     spec: ModelSpec,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     step_plan: StepPlan,
     timed_pass: TimedPass,
     costs: LayerCosts,
 ) -> StepTime:
     """Returns the seconds of a training step from the kernels of one micro-batch."""
     ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
-    return _step_seconds(spec, device, time_stack, step_plan, ranks, timed_pass)
+    return _step_seconds(spec, device, software_stack, step_plan, ranks, timed_pass)
 
 
 def _step_seconds(
     spec: ModelSpec,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     step_plan: StepPlan,
     ranks: PipelineRanks,
     timed_pass: TimedPass,
 ) -> StepTime:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
-    stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
+    stage_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
     bubble_seconds = idle_seconds + 2 * stage_hop_seconds * (
-        step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack)
+        step_plan.pp - 1 + _exposed_hop_count(step_plan, software_stack)
     )
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
-    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
+    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
     update_seconds = (
-        time_stack.host_update * updated_params
-        if time_stack.host_update
-        else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
-        + time_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
+        software_stack.host_update * updated_params
+        if software_stack.host_update
+        else device.memory_seconds(software_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        + software_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
     part_seconds = {
         "work": pipeline_seconds,
@@ -417,15 +419,15 @@ def _step_seconds(
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> Number:
+def _hop_seconds(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> Number:
     """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
-    is_divided = step_plan.sequence_parallel or time_stack.scatters_hops
+    is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     return device.hop_seconds(
         2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1), step_plan.devices
     )
 
 
-def _exposed_hop_count(step_plan: StepPlan, time_stack: TimeStack) -> Number:
+def _exposed_hop_count(step_plan: StepPlan, software_stack: TimeStack) -> Number:
     """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -434,12 +436,12 @@ def _exposed_hop_count(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     """
     if step_plan.schedule in ("zb-h1", "dualpipe"):
         return 0
-    chunks = choose(step_plan.vpp > 1, 0, 1) if time_stack.hides_hops else step_plan.vpp
-    return choose(step_plan.pp > 1, step_plan.micro_batches * chunks, 0)
+    exposed_chunks = choose(step_plan.vpp > 1, 0, 1) if software_stack.hides_hops else step_plan.vpp
+    return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks, 0)
 
 
 def _data_parallel_seconds(
-    step_plan: StepPlan, device: Device, time_stack: TimeStack, ranks: PipelineRanks
+    step_plan: StepPlan, device: Device, software_stack: TimeStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
@@ -453,7 +455,7 @@ def _data_parallel_seconds(
         _data_group_seconds(
             step_plan,
             device,
-            time_stack,
+            software_stack,
             step_plan.dp * step_plan.cp,
             step_plan.tp,
             ranks.dense_params,
@@ -463,7 +465,7 @@ def _data_parallel_seconds(
         _data_group_seconds(
             step_plan,
             device,
-            time_stack,
+            software_stack,
             step_plan.expert_replicas,
             step_plan.expert_shards,
             experts,
@@ -472,25 +474,27 @@ def _data_parallel_seconds(
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
-    if step_plan.zero not in time_stack.overlapped_stages:
+    if step_plan.zero not in software_stack.overlapped_stages:
         return gather_seconds + reduction_seconds, updated_params
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
-    sends_once = _sends_once_per_step(step_plan, time_stack)
+    sends_once = _sends_once_per_step(step_plan, software_stack)
     reduced_seconds = pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds
     backward_seconds = BESIDE_PRODUCTS * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
-    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, time_stack.hidden_share("weights"))
-    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
+    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, software_stack.hidden_share("weights"))
+    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, software_stack.hidden_share("dp"))
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
-        exposed_seconds_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
+        exposed_seconds_per_pass = _exposed_seconds(
+            message_seconds, pipeline_seconds, software_stack.hidden_share("dp")
+        )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
 
 
-def _sends_once_per_step(step_plan: StepPlan, time_stack: TimeStack) -> Any:
+def _sends_once_per_step(step_plan: StepPlan, software_stack: TimeStack) -> Any:
     """Whether ranks of a pipeline keep gathered weights and unreduced gradients until the last micro-batch."""
-    return time_stack.keeps_weights_in_pipelines and step_plan.pp > 1
+    return software_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
 
 def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_share: float) -> Number:
@@ -504,7 +508,7 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
 def _data_group_seconds(
     step_plan: StepPlan,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     ranks: Number,
     rank_stride: Number,
     parameters: Number,
@@ -516,13 +520,15 @@ def _data_group_seconds(
     ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
-    sends_weight_format = step_plan.dtype == "fp32" and not time_stack.sends_gradient_buffers
-    gradient_bytes = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
-    if time_stack.bucket == "layer":
+    sends_weight_format = step_plan.dtype == "fp32" and not software_stack.sends_gradient_buffers
+    gradient_bytes = (FP32_BYTES if sends_weight_format else software_stack.gradient_bytes) * trained_params
+    if software_stack.bucket == "layer":
         bucket_count = layers
     else:
-        bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
-    pass_count = choose(_sends_once_per_step(step_plan, time_stack), 1, step_plan.micro_batches)
+        bucket_count = maximum(
+            1, trained_params / maximum(software_stack.bucket, software_stack.bucket_per_rank * ranks)
+        )
+    pass_count = choose(_sends_once_per_step(step_plan, software_stack), 1, step_plan.micro_batches)
     reduce_count = pass_count if step_plan.zero >= 2 else 1
     if not step_plan.zero:
         reduce_seconds = device.message_seconds(
@@ -534,7 +540,9 @@ def _data_group_seconds(
     weight_seconds = device.message_seconds(
         "all_gather", shard_ranks, weight_bytes, rank_stride, message_count=bucket_count
     )
-    reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
+    reduction_kind: CollectiveKind = (
+        "all_reduce" if software_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
+    )
     shard_reduction_seconds = device.message_seconds(
         reduction_kind, shard_ranks, gradient_bytes, rank_stride, message_count=bucket_count
     )
@@ -545,7 +553,7 @@ def _data_group_seconds(
         shard_ranks * rank_stride,
         message_count=bucket_count,
     )
-    gathers_per_pass = choose(_sends_once_per_step(step_plan, time_stack), 1, 2 if step_plan.reshard else 1)
+    gathers_per_pass = choose(_sends_once_per_step(step_plan, software_stack), 1, 2 if step_plan.reshard else 1)
     gather_count = pass_count * gathers_per_pass if step_plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_reduction_seconds + replica_reduction_seconds)
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
@@ -560,10 +568,10 @@ class StepTimer:
     It times each micro-batch once: the kernels of a rank with these tp, ep and cp, number format and recomputation.
     """
 
-    def __init__(self, spec: ModelSpec, device: Device, time_stack: TimeStack) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, software_stack: TimeStack) -> None:
         self.spec: ModelSpec = spec
         self.device: Device = device
-        self.stack: TimeStack = time_stack
+        self.stack: TimeStack = software_stack
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, step_plan: StepPlan) -> StepTime:
@@ -588,7 +596,7 @@ COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "repli
 
 
 def training_steps(
-    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
+    spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
@@ -609,13 +617,16 @@ def training_steps(
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[size_name] for size_name in size_names])
         plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(
-            rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+            rank_work(spec, plan_of_sizes.rank_pass(software_stack)),
+            device,
+            software_stack,
+            NumberFormats(step_plan.dtype),
         )
-        costs = layer_costs(timed_pass, time_stack, step_plan).at_index(size_index)
+        costs = layer_costs(timed_pass, software_stack, step_plan).at_index(size_index)
         seconds[has_tp_size] = _step_seconds(
             spec,
             device,
-            time_stack,
+            software_stack,
             plans_of_tp,
             _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)),
             timed_pass,
@@ -628,15 +639,15 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
     import numpy
 
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
-    (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
+    (pp_sizes, vpp_sizes), index_of_plan = _distinct_rows([pp, vpp])
     rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
-    for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
-        positions = numpy.flatnonzero(pipeline_index == pipeline_number)
+    for size_index, (pp_size, vpp_size) in enumerate(zip(pp_sizes, vpp_sizes, strict=True)):
+        plan_indices = numpy.flatnonzero(index_of_plan == size_index)
         ranks = pipeline_ranks(
-            costs.at_index(positions), int(stages), int(chunk), step_plan.recomputed_share, step_plan.stage_sizes
+            costs.at_index(plan_indices), int(pp_size), int(vpp_size), step_plan.recomputed_share, step_plan.stage_sizes
         )
         for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
-            rank_column[positions] = plan_sizes
+            rank_column[plan_indices] = plan_sizes
     return PipelineRanks(*rank_columns)
 
 

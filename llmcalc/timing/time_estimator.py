@@ -439,12 +439,12 @@ class TimeEstimator:
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
                 / self.product_rate(dtype)
-                / self._share_of_experts(kernel, dtype)
-                * self._padded_rows(kernel, dtype)
+                / self._expert_rate_share(kernel, dtype)
+                * self._row_padding_ratio(kernel, dtype)
                 * self._expert_load_imbalance(kernel)
             )
-            compute_seconds = self._with_block_scales(kernel, compute_seconds)
-            weight *= self._prompt_passes(kernel)
+            compute_seconds = self._block_scaled_seconds(kernel, compute_seconds)
+            weight *= self._prompt_pass_count(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
             copied_bytes = self._copied_bytes(kernel, dtype, weight)
@@ -455,7 +455,7 @@ class TimeEstimator:
                 if self.stack.copies_weights_from:
                     yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
-            bytes_read_first = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            bytes_read_first = choose(self._is_vector_product(kernel), 0.0, weight_bytes)
             read_seconds = device.memory_seconds(weight_bytes - bytes_read_first + value_bytes)
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(bytes_read_first)
@@ -491,10 +491,10 @@ class TimeEstimator:
             )
             moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
+                kernel, True, backward_seconds, self._gradient_bytes_per_weight(bytes_per_element) * weight, moved_bytes
             )
 
-    def _with_block_scales(self, kernel: Kernel, seconds: Number) -> Number:
+    def _block_scaled_seconds(self, kernel: Kernel, seconds: Number) -> Number:
         """Returns the compute seconds of a product whose weights may have a scale for each block.
 
         Where the library has no tuned kernel for its sizes, one tile sums over the whole inner axis, block by block.
@@ -508,7 +508,7 @@ class TimeEstimator:
         tile_seconds = seconds_per_inner_element * kernel.k if kernel.launches[0] else 0.0
         return maximum(seconds / rate_share, tile_seconds)
 
-    def _is_vector(self, kernel: Kernel) -> Number:
+    def _is_vector_product(self, kernel: Kernel) -> Number:
         """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""
         return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
 
@@ -516,7 +516,7 @@ class TimeEstimator:
         """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
         if not self.stack.vector_kernels:
             return inf
-        return choose(self._is_vector(kernel), self.device.vector_rate, inf)
+        return choose(self._is_vector_product(kernel), self.device.vector_rate, inf)
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
@@ -532,7 +532,7 @@ class TimeEstimator:
         else:
             yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
 
-    def _gradient_bytes(self, bytes_per_element: float) -> float:
+    def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
         return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
@@ -547,13 +547,13 @@ class TimeEstimator:
         is_down_projection = kernel.path.endswith("down_proj")
         return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
-    def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
+    def _expert_rate_share(self, kernel: Kernel, dtype: str) -> float:
         """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
-    def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
+    def _row_padding_ratio(self, kernel: Kernel, dtype: str) -> Number:
         """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
@@ -570,7 +570,7 @@ class TimeEstimator:
             return 0.0
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
-    def _prompt_passes(self, kernel: Kernel) -> Number:
+    def _prompt_pass_count(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""
         most_tokens = self.stack.prompt_batch
         if not most_tokens or self.rank_pass.phase == "decode":
@@ -596,11 +596,11 @@ class TimeEstimator:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        bits = self.formats.weight_bits
+        weight_bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
-            bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
-        return element_count * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
+            wide_format_bits = weight_bits if self.formats.product_format == QUANTIZED else max(16.0, weight_bits)
+            weight_bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
+        return element_count * weight_bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
         """Returns the share of the memory rate at which a pass reads the weights of experts."""
@@ -614,13 +614,15 @@ class TimeEstimator:
         it is that of the rank with most of them, for which all others wait.
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
+        tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
         read_probability = 1 - (1 - kernel.selection_chance) ** tokens
         mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):
             return mean_experts
-        deviation = (mean_experts * (1 - read_probability) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
-        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
+        standard_deviation = (
+            mean_experts * (1 - read_probability) * (1 - 1 / ranks)
+        ) ** 0.5  # of a hypergeometric number
+        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * standard_deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
@@ -825,11 +827,11 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
     copies_per_token = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        share_of_larger_domains = n_group / domains - least_groups
+        larger_domain_share = n_group / domains - least_groups
         copy_chances = [
             _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
         ]
-        mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
+        mean_copy_chance = (1 - larger_domain_share) * copy_chances[0] + larger_domain_share * copy_chances[1]
         copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)
 
@@ -859,6 +861,8 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
     return prod((total_count - factor_index) / (factor_index + 1) for factor_index in range(selected_count))
 
 
-def time_pass(rank_work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
+def time_pass(
+    rank_work: RankWork, device: Device, software_stack: TimeStack, number_formats: NumberFormats
+) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, time_stack, formats, rank_work.rank_pass).timed_pass(rank_work)
+    return TimeEstimator(device, software_stack, number_formats, rank_work.rank_pass).timed_pass(rank_work)

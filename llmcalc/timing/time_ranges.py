@@ -62,17 +62,17 @@ class TestedClass(RatioBounds):
         return self
 
     def contains_estimate(
-        self, phase: str, has_experts: bool, device_class: str, time_stack: TimeStack, is_loaded: bool
+        self, phase: str, has_experts: bool, device_class: str, software_stack: TimeStack, is_loaded: bool
     ) -> bool:
         """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
         return (
             self.phase == phase
             and self.experts in (None, has_experts)
             and self.device in (None, device_class)
-            and self.stack in (None, "tested" if time_stack.rows else "new")
-            and self.server in (None, time_stack.server)
+            and self.stack in (None, "tested" if software_stack.rows else "new")
+            and self.server in (None, software_stack.server)
             and self.loaded in (None, is_loaded)
-            and self.eager in (None, time_stack.is_eager)
+            and self.eager in (None, software_stack.is_eager)
         )
 
 
@@ -92,9 +92,9 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_layout_text(time_stack: TimeStack, layout: Layout) -> str:
+def untested_layout_text(software_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
-    exceeds_measured_ranks = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    exceeds_measured_ranks = software_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 
 
@@ -104,9 +104,9 @@ def _tested_classes() -> _TestedClasses:
     return _TestedClasses(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def round_to_digits(value: Number) -> float:
+def round_to_digits(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{number:.{DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
@@ -169,7 +169,7 @@ def expected_range(
     seconds: Number,
     phase: str,
     device: Device,
-    time_stack: TimeStack,
+    software_stack: TimeStack,
     spec: ModelSpec,
     untested_reason: str = "",
     burst_seconds: Number | None = None,
@@ -185,7 +185,7 @@ def expected_range(
     """
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
         untested_reason = untested_reason or "an encoder beside the decoder"
-    device_class = device.evidence_class(time_stack)
+    device_class = device.evidence_class(software_stack)
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
@@ -193,7 +193,7 @@ def expected_range(
             for candidate_class in _tested_classes().classes
             if not untested_reason
             and device_class is not None
-            and candidate_class.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
+            and candidate_class.contains_estimate(phase, has_experts, device_class, software_stack, is_loaded)
         ),
         None,
     )
@@ -207,5 +207,5 @@ def expected_range(
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
     return TimeRange(
-        seconds, low_seconds, high_seconds, phase, device.evidence, time_stack.name, tested_class, untested_reason
+        seconds, low_seconds, high_seconds, phase, device.evidence, software_stack.name, tested_class, untested_reason
     )

@@ -106,7 +106,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
 
 
 def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns figures over those of their base; what is a table in both (`TABLES`) is merged."""
+    """Returns the figures with those that the base alone has; nested tables (`TABLES`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLES
@@ -254,7 +254,10 @@ class TimeStack(Record):
         if self.fastest_host == 1.0:
             return None
         return self.model_copy(
-            update={name: getattr(self, name) * self.fastest_host for name in ("host_kernel", "dtensor_operation")}
+            update={
+                field_name: getattr(self, field_name) * self.fastest_host
+                for field_name in ("host_kernel", "dtensor_operation")
+            }
         )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
@@ -272,9 +275,9 @@ class TimeStack(Record):
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
-        hidden = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
+        group_share = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
         is_exposed = process_group == "tp" and message_kind == "all_reduce" and not self.hides_all_reduces
-        return min(hidden, 0.0) if is_exposed else hidden
+        return min(group_share, 0.0) if is_exposed else group_share
 
 
 @cache
@@ -296,26 +299,32 @@ MOST_SETTINGS = 3
 """Most settings in a combined name of a stack."""
 
 
-def _base_software(stack_name: str) -> str:
-    """Returns the name of the stack from which a stack has its figures, through all stacks between."""
+def _base_stack_name(stack_name: str) -> str:
+    """Returns the name of the last stack in the chain of `like` fields, from which a stack inherits its figures."""
     base_name = _read_tables("stacks.toml")[stack_name].get("like")
-    return _base_software(base_name) if base_name else stack_name
+    return _base_stack_name(base_name) if base_name else stack_name
 
 
-def _can_combine(first_name: str, setting_names: list[str]) -> bool:
-    """Whether settings are different ones of the first stack's software and phase, and at most one is an exchange."""
+def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
+    """Whether distinct settings belong to the first stack's software and phase, and at most one is an exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    names = [first_name, *setting_names]
-    if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
+    stack_names = [first_stack_name, *setting_names]
+    if (
+        len(setting_names) > MOST_SETTINGS
+        or len(set(stack_names)) < len(stack_names)
+        or not all(stack_name in stacks for stack_name in stack_names)
+    ):
         return False
     exchange_names = [
-        name for name in names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
+        stack_name
+        for stack_name in stack_names
+        if stacks[stack_name].combines and EXCHANGE_FIGURES & tables_by_name[stack_name].keys()
     ]
     return len(exchange_names) <= 1 and all(
-        stacks[name].combines
-        and stacks[name].phase == stacks[first_name].phase
-        and _base_software(name) == _base_software(first_name)
-        for name in setting_names
+        stacks[stack_name].combines
+        and stacks[stack_name].phase == stacks[first_stack_name].phase
+        and _base_stack_name(stack_name) == _base_stack_name(first_stack_name)
+        for stack_name in setting_names
     )
 
 
@@ -332,17 +341,19 @@ def combined_stack(stack_name: str) -> TimeStack | None:
         return None
     stack = stacks[first_name]
     for setting_name in setting_names:
-        part_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
-        setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
+        setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
+        setting_figures = {
+            field_name: figure for field_name, figure in setting_table.items() if field_name not in DESCRIPTION
+        }
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
-            exchange_stack = f"{stack.name}+{part_stack.exchange_stack}"
+            exchange_stack = f"{stack.name}+{setting_stack.exchange_stack}"
         else:
             exchange_stack = f"{stack.exchange_stack}+{setting_name}"
         description_fields = {
             "name": f"{stack.name}+{setting_name}",
-            "title": f"{stack.title}, {part_stack.title.partition(' ')[2]}",
+            "title": f"{stack.title}, {setting_stack.title.partition(' ')[2]}",
             "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,

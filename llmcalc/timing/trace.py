@@ -115,23 +115,25 @@ class StepSeconds:
         return seconds + self.added_decoding_seconds(sequences, cached_tokens)
 
     @classmethod
-    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input_tokens: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
-        sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
+        sequences: most sequences of a batch. longest_request: its tokens. mean_input_tokens: tokens of a usual prompt.
         """
-        mean_prompt = max(1, mean_input)
-        context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
-        most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
+        mean_prompt_tokens = max(1, mean_input_tokens)
+        context_lengths = sorted({0, mean_prompt_tokens, max(mean_prompt_tokens + 1, longest_request)})
+        most_tokens = min(
+            replica.step_tokens or longest_request, max(longest_request, mean_input_tokens), MOST_PROMPT_SIZES
+        )
         batch_seconds = cache(replica.batch_pass)
 
         @cache
         def time_prompt(prompt_tokens: int, earlier_tokens: int) -> InferencePass:
-            prompt_count = max(1.0, prompt_tokens / mean_input)
+            prompt_count = max(1.0, prompt_tokens / mean_input_tokens)
             prompt_length = max(1, round(prompt_tokens / prompt_count))
             return replica.prompt_pass(prompt_count, prompt_length, earlier_tokens)
 
-        def added_launches(prompt_tokens: int, earlier_tokens: int) -> float:
+        def exact_launch_seconds(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_pass = time_prompt(prompt_tokens, earlier_tokens)
             return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
@@ -145,7 +147,7 @@ class StepSeconds:
             replica.tokens_per_step,
             replica.tokens_of_sequence,
             replica.graph_tokens,
-            _tabulated_seconds(added_launches, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
+            _tabulated_seconds(exact_launch_seconds, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
         )
 
 
@@ -161,7 +163,8 @@ def _tabulated_seconds(
         max(1, largest_batch),
     ]
     seconds_table = [
-        [exact_seconds(table_batch, cached_tokens) for cached_tokens in context_lengths] for table_batch in batch_sizes
+        [exact_seconds(tabulated_batch, cached_tokens) for cached_tokens in context_lengths]
+        for tabulated_batch in batch_sizes
     ]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
@@ -214,8 +217,8 @@ class ServedBatch:
         step_budget: the steps that may be simulated; default those of a question.
         """
         step_budget = step_budget or StepBudget()
-        current_time, finished_steps, context_token_sum = 0.0, 0, 0.0
-        reserved_tokens, next_request = 0, 0
+        current_time, finished_step_count, context_token_sum = 0.0, 0, 0.0
+        reserved_tokens, next_request_index = 0, 0
         decoding_requests: list[tuple[int, int]] = []  # (step at which it ends, request)
         waiting_prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
@@ -224,12 +227,12 @@ class ServedBatch:
             step_budget.spend_step()
             sequence_count = len(decoding_requests)
             mean_cached_tokens = context_token_sum / sequence_count if sequence_count else 0.0
-            planned_seconds = self._planned_seconds(sequence_count, mean_cached_tokens)
+            planned_seconds = self._scheduled_seconds(sequence_count, mean_cached_tokens)
             while (
-                next_request < len(requests)
-                and requests[next_request].arrival_seconds + planned_seconds <= current_time
+                next_request_index < len(requests)
+                and requests[next_request_index].arrival_seconds + planned_seconds <= current_time
             ):
-                traced_request = requests[next_request]
+                traced_request = requests[next_request_index]
                 request_tokens = traced_request.input_tokens + traced_request.output_tokens
                 if (
                     len(decoding_requests) + len(waiting_prompts) >= self.most_sequences
@@ -237,9 +240,9 @@ class ServedBatch:
                 ):
                     break
                 cached_tokens = min(int(cached_share * traced_request.input_tokens), traced_request.input_tokens - 1)
-                waiting_prompts.append([next_request, cached_tokens, traced_request.input_tokens - cached_tokens])
+                waiting_prompts.append([next_request_index, cached_tokens, traced_request.input_tokens - cached_tokens])
                 reserved_tokens += request_tokens
-                next_request += 1
+                next_request_index += 1
             if waiting_prompts:
                 decoding_count = sequence_count if self.mixes_prompts else 0
                 finished_prompts, prompt_tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
@@ -247,7 +250,7 @@ class ServedBatch:
                     prompt_tokens, mean_context, decoding_count, mean_cached_tokens
                 )
                 if decoding_count:
-                    finished_steps += 1
+                    finished_step_count += 1
                     context_token_sum += sequence_count * self.step_seconds.tokens_per_step
                 for request_index in finished_prompts:
                     first_token_times[request_index] = (
@@ -256,31 +259,36 @@ class ServedBatch:
                     if requests[request_index].output_tokens > 1:
                         heapq.heappush(
                             decoding_requests,
-                            (finished_steps + self._steps_after_first_token(requests[request_index]), request_index),
+                            (
+                                finished_step_count + self._steps_after_first_token(requests[request_index]),
+                                request_index,
+                            ),
                         )
                         context_token_sum += requests[request_index].input_tokens + 1
                     else:
                         end_times[request_index] = first_token_times[request_index]
                         reserved_tokens -= requests[request_index].input_tokens + 1
             elif sequence_count:
-                equal_steps = self._equal_step_count(
+                equal_step_count = self._equal_step_count(
                     requests,
-                    next_request,
+                    next_request_index,
                     current_time,
-                    decoding_requests[0][0] - finished_steps,
+                    decoding_requests[0][0] - finished_step_count,
                     sequence_count,
                     mean_cached_tokens,
                     reserved_tokens,
                 )
-                mean_context = mean_cached_tokens + equal_steps * self.step_seconds.tokens_per_step / 2
+                mean_context = mean_cached_tokens + equal_step_count * self.step_seconds.tokens_per_step / 2
                 current_time += (
-                    equal_steps * self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
+                    equal_step_count
+                    * self.seconds_scale
+                    * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
-                finished_steps += equal_steps
-                context_token_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
+                finished_step_count += equal_step_count
+                context_token_sum += equal_step_count * sequence_count * self.step_seconds.tokens_per_step
             else:
-                current_time = max(current_time, requests[next_request].arrival_seconds)
-            while decoding_requests and decoding_requests[0][0] <= finished_steps:
+                current_time = max(current_time, requests[next_request_index].arrival_seconds)
+            while decoding_requests and decoding_requests[0][0] <= finished_step_count:
                 _, request_index = heapq.heappop(decoding_requests)
                 traced_request = requests[request_index]
                 end_times[request_index] = max(current_time, first_token_times[request_index])
@@ -301,7 +309,7 @@ class ServedBatch:
             for i, traced_request in enumerate(requests)
         ]
 
-    def _planned_seconds(self, sequence_count: int, cached_tokens: float) -> float:
+    def _scheduled_seconds(self, sequence_count: int, cached_tokens: float) -> float:
         """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
         if not self.steps_ahead or not sequence_count:
             return 0.0
@@ -331,24 +339,26 @@ class ServedBatch:
     def _equal_step_count(
         self,
         requests: Sequence[TracedRequest],
-        next_request: int,
-        time_now: float,
+        next_request_index: int,
+        current_time: float,
         most_steps: int,
         sequence_count: int,
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of steps until a sequence ends or a new request can start."""
-        if next_request == len(requests):
+        if next_request_index == len(requests):
             return most_steps
-        traced_request = requests[next_request]
+        traced_request = requests[next_request_index]
         if (
             sequence_count >= self.most_sequences
             or reserved_tokens + traced_request.input_tokens + traced_request.output_tokens > self.cache_tokens
         ):
             return most_steps
         step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        idle_seconds = traced_request.arrival_seconds + self._planned_seconds(sequence_count, cached_tokens) - time_now
+        idle_seconds = (
+            traced_request.arrival_seconds + self._scheduled_seconds(sequence_count, cached_tokens) - current_time
+        )
         return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 
 

@@ -105,10 +105,10 @@ class WorkRecorder(PlacementTracker):
         self.last_product: Step | None = None
         self.is_past_last_product: bool = False
         self.scopes: dict[int, ModuleScope] = {
-            id(module_scope.items): module_scope for module_scope in self._running_scopes(program.root)
+            id(module_scope.items): module_scope for module_scope in self._executed_scopes(program.root)
         }
         self.readers: dict[int, int] = {}
-        for operation in self._running_steps(program.root.items):
+        for operation in self._executed_steps(program.root.items):
             for recorded_value in (
                 operation.input_values if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
             ):
@@ -169,14 +169,14 @@ class WorkRecorder(PlacementTracker):
                 self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._items_of_chosen_branches(chosen_items.items)
 
-    def _running_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
+    def _executed_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield module_scope
         for scope_item in self._items_of_chosen_branches(module_scope.items):
             if isinstance(scope_item, ModuleScope):
-                yield from self._running_scopes(scope_item)
+                yield from self._executed_scopes(scope_item)
 
-    def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
+    def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
@@ -185,7 +185,7 @@ class WorkRecorder(PlacementTracker):
             ):
                 continue
             if isinstance(scope_item, ModuleScope):
-                yield from self._running_steps(scope_item.items)
+                yield from self._executed_steps(scope_item.items)
                 continue
             if scope_item.verb in IDENTITIES and scope_item.input_values:
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
@@ -196,12 +196,12 @@ class WorkRecorder(PlacementTracker):
         scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
         if scope_attributes.get("kind") == "layer":
-            self._run_layer(scope_attributes, scope_items, module_path, repeat_count)
+            self._record_layer(scope_attributes, scope_items, module_path, repeat_count)
         else:
-            self._run_scope(scope_items, module_path, repeat_count)
+            self._record_scope(scope_items, module_path, repeat_count)
         self.shares_parameters = shares_parameters
 
-    def _run_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _record_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
@@ -216,7 +216,7 @@ class WorkRecorder(PlacementTracker):
                 )
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
-    def _run_layer(
+    def _record_layer(
         self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
@@ -227,7 +227,7 @@ class WorkRecorder(PlacementTracker):
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self.last_product, self.is_past_last_product = self._last_product(scope_items), False
-        self._run_scope(scope_items, module_path, repeats)
+        self._record_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
         self.last_product, self.is_past_last_product = None, False
         self.layer, self.layers = AFTER, 1
@@ -238,7 +238,7 @@ class WorkRecorder(PlacementTracker):
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
         saving_steps = [
-            operation for operation in self._running_steps(scope_items) if operation.verb not in SAVES_NOTHING
+            operation for operation in self._executed_steps(scope_items) if operation.verb not in SAVES_NOTHING
         ]
         is_routed = any(operation.verb == "dispatch" for operation in saving_steps)
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
@@ -265,7 +265,7 @@ class WorkRecorder(PlacementTracker):
             ):
                 self._record_elementwise_group()
                 self._add_kernel(
-                    "elementwise", "dropout", moved_elements=(2 * self._elements(operation.output_values[0]),) * 2
+                    "elementwise", "dropout", moved_elements=(2 * self._element_count(operation.output_values[0]),) * 2
                 )
             return
         lowering_method = getattr(self, f"_lower_{operation.verb}", None)
@@ -424,7 +424,7 @@ class WorkRecorder(PlacementTracker):
             return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
         return rank_share(row_count, self.layout.tp) if self.placement(recorded_value) == "rows" else row_count
 
-    def _elements(self, recorded_value: Value) -> Number:
+    def _element_count(self, recorded_value: Value) -> Number:
         moves_every_row = self.rank_pass.moves_all_rows and isinstance(recorded_value.rows, RoutedRows)
         return self._rows_on_rank(recorded_value) * recorded_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
@@ -505,15 +505,15 @@ class WorkRecorder(PlacementTracker):
 
     def _add_adapter(self, adapter_rank: int, row_count: Number, input_width: Number, output_width: Number) -> None:
         """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
-        for outputs_of_product, inputs_of_product in ((adapter_rank, input_width), (output_width, adapter_rank)):
-            flops = 2 * row_count * outputs_of_product * inputs_of_product
+        for output_size, input_size in ((adapter_rank, input_width), (output_width, adapter_rank)):
+            flops = 2 * row_count * output_size * input_size
             self._add_kernel(
                 "product",
                 "adapter",
                 m=row_count,
-                n=outputs_of_product,
-                k=inputs_of_product,
-                weight_elements=outputs_of_product * inputs_of_product,
+                n=output_size,
+                k=input_size,
+                weight_elements=output_size * input_size,
                 flops=(flops, 2 * flops),
             )
         self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
@@ -643,7 +643,7 @@ class WorkRecorder(PlacementTracker):
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fuses_elementwise and op.v_dim == op.qk_dim
         moved_elements = sum(
-            self._elements(recorded_value)
+            self._element_count(recorded_value)
             for recorded_value in operation.input_values
             if recorded_value.rows is op.rows
         )
@@ -671,11 +671,11 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_table(self, operation: Step) -> None:
         if operation.output_values:
-            moved_elements = 2 * self._elements(operation.output_values[0])
+            moved_elements = 2 * self._element_count(operation.output_values[0])
             self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, operation: Step) -> None:
-        moved_elements = ROW_COPIES * self._elements(
+        moved_elements = ROW_COPIES * self._element_count(
             operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
         )
         self._add_kernel(
@@ -694,7 +694,8 @@ class WorkRecorder(PlacementTracker):
         op = operation.op
         assert op is not None
         moved_elements = sum(
-            self._elements(recorded_value) for recorded_value in (*operation.input_values, *operation.output_values)
+            self._element_count(recorded_value)
+            for recorded_value in (*operation.input_values, *operation.output_values)
         )
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
@@ -744,8 +745,8 @@ class WorkRecorder(PlacementTracker):
                 storage_key = id(self._storage_owner(recorded_value))
                 if self.readers.get(storage_key, 0) > reads_in_group.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
-        read_elements = sum(map(self._elements, read_values.values()))
-        moved_elements = read_elements + sum(map(self._elements, written_values.values()))
+        read_elements = sum(map(self._element_count, read_values.values()))
+        moved_elements = read_elements + sum(map(self._element_count, written_values.values()))
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
         module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position

@@ -118,8 +118,8 @@ def _match_fused_group(
 ) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
-    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused_tensors):
-        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
+    for match_function in (_match_equal_shapes, _match_expert_stacks, _match_fused_tensors):
+        remaining_tensors = match_function(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[ExpectedTensor]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
@@ -211,17 +211,17 @@ def _match_expert_stacks(
         word_counts = Counter({word: 0 for indices_by_word in words_of_same_shape for word in indices_by_word})
         for indices_by_word in words_of_same_shape:
             word_counts.update({name_word: len(indices) for name_word, indices in indices_by_word.items()})
-        matching_words = {
+        indices_by_matching_word = {
             name_word: [i for indices_by_word in words_of_same_shape for i in indices_by_word.get(name_word, ())]
             for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
-        if matching_words:
+        if indices_by_matching_word:
             name_word = min(
-                matching_words,
-                key=lambda name_word: (name_word not in expert_stack.node, min(matching_words[name_word])),
+                indices_by_matching_word,
+                key=lambda name_word: (name_word not in expert_stack.node, min(indices_by_matching_word[name_word])),
             )
-            used_indices.update(matching_words[name_word])
+            used_indices.update(indices_by_matching_word[name_word])
             for indices_by_word in words_of_same_shape:
                 indices_by_word.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
@@ -245,8 +245,8 @@ def _match_fused_tensors(
         if fused_tensors is None:
             unmatched_tensors.append((tensor, shape))
         else:
-            for tensor_part in fused_tensors:
-                expected_tensors.remove(tensor_part)
+            for fused_tensor in fused_tensors:
+                expected_tensors.remove(fused_tensor)
                 tensor_match.matched_count += 1
             fused_by_shape = {}
     return unmatched_tensors
@@ -283,11 +283,11 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> 
 def _last_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
-    last_part = name_parts[-1] if name_parts else ""
+    last_name_part = name_parts[-1] if name_parts else ""
     return (
         ".".join(name_parts[-2:])
-        if last_part == "bias"
-        else (name_parts[-2] if last_part == "weight" and len(name_parts) > 1 else last_part)
+        if last_name_part == "bias"
+        else (name_parts[-2] if last_name_part == "weight" and len(name_parts) > 1 else last_name_part)
     )
 
 

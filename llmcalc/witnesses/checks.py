@@ -164,7 +164,7 @@ def compare_nodes(
     model_tree: Node,
     quantity_name: str,
     closed_form: Callable[[NodePosition], int],
-    measured_count: Mapping[str, int],
+    measured_counts: Mapping[str, int],
     module_paths_run: frozenset[str],
     witness_name: str,
     run_config: RunConfig | None = None,
@@ -175,7 +175,7 @@ def compare_nodes(
     Repeats are compared individually, and reported as one check if their measurements agree.
 
     closed_form: the count of one repeat of a node, in the run of its place.
-    measured_count: module path → measured number; 0 for a module that is not in it.
+    measured_counts: module path → measured number; 0 for a module that is not in it.
     module_paths_run: the paths of all modules of the witness.
     """
     for node_position in model_tree.walk(run_config):
@@ -184,7 +184,7 @@ def compare_nodes(
         expected_count = closed_form(node_position)
         node_paths = module_paths(node_position)
         counts_by_path = {
-            path: measured_count.get(path, 0) if path in module_paths_run else None for path in node_paths
+            path: measured_counts.get(path, 0) if path in module_paths_run else None for path in node_paths
         }
         yield from check_repeats(
             node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_name

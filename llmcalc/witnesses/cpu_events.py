@@ -145,11 +145,11 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
     return next((operation for operation in operations if _is_kernel(operation.name)), None)
 
 
-def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
+def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
     """Returns the memory events of a profile of torch's CPU profiler.
 
     profiler_result: a `torch.profiler.profiler_result` with `profile_memory` and `record_shapes`.
-    kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
+    find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD
     for allocator_event, operations in sorted(
@@ -162,16 +162,16 @@ def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | Non
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
-        kernel_event = kernel_of(operations)
+        kernel_operation = find_kernel(operations)
         byte_count, pointer = allocator_event.extra_fields.alloc_size, allocator_event.extra_fields.ptr
         if byte_count > 0:
-            memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
-            blocks_by_pointer[pointer] = memory_block, kernel_event
+            memory_block = MemoryBlock(byte_count, "" if kernel_operation is None else kernel_operation.name)
+            blocks_by_pointer[pointer] = memory_block, kernel_operation
             events.memory_events.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
             memory_block, allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
-                allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
+                allocator is not None and kernel_operation is not None and allocator.id == kernel_operation.id
             )
             events.memory_events.append(MemoryEvent(-1, memory_block, phase))
     return events

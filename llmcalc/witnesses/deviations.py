@@ -59,10 +59,10 @@ def total_cost_in_class(
     included_parts: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    class_count = spec.tree().total(
+    class_cost = spec.tree().total(
         cost_in_class(model_type, quantity_name, cost, spec), run_config, include=included_parts
     )
-    return class_count + sum(
+    return class_cost + sum(
         deviation.further_quantity(spec) for deviation in _applicable_deviations(model_type, quantity_name, spec)
     )
 

@@ -31,13 +31,13 @@ def unfused_attention() -> Iterator[None]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    was_fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
+        torch.backends.mha.set_fastpath_enabled(was_fastpath_enabled)
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
 
     def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shape_key = shape_cache_key((*args, *kwargs.items()))
-        shapes_key = op, shape_key
-        if shape_key is not None and shapes_key in _KNOWN:
-            return _KNOWN[shapes_key]
+        cache_key = op, shape_key
+        if shape_key is not None and cache_key in _KNOWN:
+            return _KNOWN[cache_key]
         counted_flops = formula(*args, out_val=out_val, **kwargs)
         if shape_key is not None:
-            _KNOWN[shapes_key] = counted_flops
+            _KNOWN[cache_key] = counted_flops
         return counted_flops
 
     return cached_flops

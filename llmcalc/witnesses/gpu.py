@@ -137,33 +137,33 @@ class MeasuredMemory:
 
 def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
-    training_run = configured_run(spec, settings)
-    measured_run = MeasuredMemory()
+    run_setup = configured_run(spec, settings)
+    measured_memory = MeasuredMemory()
     device_statistics.empty_and_reset()
-    measured_run.before_bytes = device_statistics.read_bytes().allocated
+    measured_memory.before_bytes = device_statistics.read_bytes().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
-        measured_run.record_peaks(phase, device_statistics.read_bytes())
+        measured_memory.record_peaks(phase, device_statistics.read_bytes())
         device_statistics.reset_peaks()
 
-    if isinstance(training_run, TrainingConfig):
-        training_loop = TrainingLoop(spec, training_run, device_statistics.device)
+    if isinstance(run_setup, TrainingConfig):
+        training_loop = TrainingLoop(spec, run_setup, device_statistics.device)
         device_statistics.empty_and_reset()
         record_phase("set-up")
         for _ in range(STEPS):
             training_loop.step(record_phase)
-        measured_run.beside_bytes = device_statistics.outside_bytes()
-        return measured_run
-    cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
-    inference_passes = InferencePasses(spec, training_run, device_statistics.device)
+        measured_memory.beside_bytes = device_statistics.outside_bytes()
+        return measured_memory
+    cache_tensors = cache_shapes(spec, run_setup) if run_setup.phase == "decode" else {}
+    inference_passes = InferencePasses(spec, run_setup, device_statistics.device)
     device_statistics.empty_and_reset()
-    if training_run.phase == "decode":
+    if run_setup.phase == "decode":
         inference_passes.create_cache(cache_tensors)
     record_phase("set-up")
-    (inference_passes.decode if training_run.phase == "decode" else inference_passes.prefill)()
-    record_phase(training_run.phase)
-    measured_run.beside_bytes = device_statistics.outside_bytes()
-    return measured_run
+    (inference_passes.decode if run_setup.phase == "decode" else inference_passes.prefill)()
+    record_phase(run_setup.phase)
+    measured_memory.beside_bytes = device_statistics.outside_bytes()
+    return measured_memory
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------

@@ -108,12 +108,12 @@ def keep_attention_masks(mixer: Any) -> None:
     forward = mixer.forward
 
     def forward_with_mask(*inputs: Any) -> Any:
-        replaced_mask = mixer_module.attention_mask
+        original_attention_mask = mixer_module.attention_mask
         mixer_module.attention_mask = attention_mask
         try:
             return forward(*inputs)
         finally:
-            mixer_module.attention_mask = replaced_mask
+            mixer_module.attention_mask = original_attention_mask
 
     mixer.forward = forward_with_mask
 
@@ -136,9 +136,9 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
                 parent_module._mask_and_bias = lambda *_: (None, None)
 
 
-def is_attention_core(name: str) -> bool:
+def is_attention_core(module_path: str) -> bool:
     """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
-    *_, parent_name, module_name = ("", *name.split("."))
+    *_, parent_name, module_name = ("", *module_path.split("."))
     return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
@@ -147,9 +147,13 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
-        mask = attention_mask.__name__
-        changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
+        mixer_modules = [
+            module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")
+        ]
+        mask_name = attention_mask.__name__
+        changed_attributes = [
+            (module, mask_name, lambda *_, **__: None) for module in mixer_modules if hasattr(module, mask_name)
+        ]
     if kernel_choices.attention in ("flash", "sdpa"):
         original_repeat_interleave = torch.Tensor.repeat_interleave
         changed_attributes.append(
@@ -224,10 +228,10 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
         losses = logits.new_zeros(logits.shape[0])
-        is_not_ignored = labels != -100
-        is_not_ignored.sum()
-        (labels * is_not_ignored).max()
-        (labels * is_not_ignored).min()
+        is_counted = labels != -100
+        is_counted.sum()
+        (labels * is_counted).max()
+        (labels * is_counted).min()
         loss = losses.sum()
         ctx.save_for_backward(logits.detach())
         return loss
@@ -243,11 +247,11 @@ class FlashCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, is_in_place: bool) -> Any:
         losses = logits.new_empty(logits.shape[0], dtype=torch.float)
-        log_sums, squares = torch.empty_like(losses), torch.empty_like(losses)
+        log_sums, z_losses = torch.empty_like(losses), torch.empty_like(losses)
         ctx.save_for_backward(logits, log_sums, labels)
-        ctx.mark_non_differentiable(squares)
+        ctx.mark_non_differentiable(z_losses)
         ctx.in_place = is_in_place
-        return losses, squares
+        return losses, z_losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -269,8 +273,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
-        is_not_ignored = labels != -100
-        is_not_ignored.sum()
+        is_counted = labels != -100
+        is_counted.sum()
         device = "cuda" if x.is_cuda else "cpu"
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
@@ -318,14 +322,14 @@ class LigerLogProbabilities(torch.autograd.Function):
         log_probs = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
         log_sums = torch.empty_like(log_probs)
         for first_row in range(0, x.shape[0], LIGER_ROWS):
-            part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
-            row_maxima = torch.full((part_rows.shape[0],), float("-inf"), device=x.device)
+            token_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
+            row_maxima = torch.full((token_rows.shape[0],), float("-inf"), device=x.device)
             exp_sums, label_logits = torch.zeros_like(row_maxima), torch.zeros_like(row_maxima)
-            row_indices = torch.arange(part_rows.shape[0], device=x.device)
+            row_indices = torch.arange(token_rows.shape[0], device=x.device)
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
-                logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
-                part_maxima = logits.amax(dim=-1)
-                new_maxima = torch.maximum(row_maxima, part_maxima)
+                logits, end_token = logits_of_part(token_rows, weight, bias, first_token)
+                logit_maxima = logits.amax(dim=-1)
+                new_maxima = torch.maximum(row_maxima, logit_maxima)
                 rescaling = torch.exp(row_maxima - new_maxima)
                 exponentials = torch.exp(logits - new_maxima.unsqueeze(-1))
                 exp_sums = exp_sums * rescaling + exponentials.sum(dim=-1)
@@ -336,7 +340,7 @@ class LigerLogProbabilities(torch.autograd.Function):
             row_log_sums = row_maxima + torch.log(exp_sums)
             log_sums[first_row : first_row + LIGER_ROWS] = row_log_sums
             log_probs[first_row : first_row + LIGER_ROWS] = label_logits - row_log_sums
-            del logits, part_maxima, rescaling, exponentials, is_label, label_indices, row_log_sums
+            del logits, logit_maxima, rescaling, exponentials, is_label, label_indices, row_log_sums
         ctx.save_for_backward(x, weight, bias, labels, log_sums)
         return log_probs
 
@@ -349,13 +353,13 @@ class LigerLogProbabilities(torch.autograd.Function):
             for tensor, needs_gradient in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
         )
         for first_row in range(0, x.shape[0], LIGER_ROWS):
-            part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
+            token_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
             row_gradients, row_log_sums = (
                 token_values[first_row : first_row + LIGER_ROWS] for token_values in (gradients[0], log_sums)
             )
-            row_indices = torch.arange(part_rows.shape[0], device=x.device)
+            row_indices = torch.arange(token_rows.shape[0], device=x.device)
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
-                logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
+                logits, end_token = logits_of_part(token_rows, weight, bias, first_token)
                 probabilities = torch.exp(logits - row_log_sums.unsqueeze(-1))
                 logits_gradient = (-row_gradients).unsqueeze(-1) * probabilities
                 is_label = (row_labels >= first_token) & (row_labels < end_token)
@@ -365,7 +369,7 @@ class LigerLogProbabilities(torch.autograd.Function):
                     logits_gradient @ weight[first_token:end_token].float()
                 )
                 if weight_gradient is not None:
-                    weight_gradient[first_token:end_token].add_(logits_gradient.t() @ part_rows.float())
+                    weight_gradient[first_token:end_token].add_(logits_gradient.t() @ token_rows.float())
                 if bias_gradient is not None:
                     bias_gradient[first_token:end_token].add_(logits_gradient.sum(dim=0))
             del logits, probabilities, logits_gradient, is_label, label_indices
@@ -393,7 +397,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
         trained_flags = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
-        loss_sums = [
+        gradient_sums = [
             torch.zeros_like(tensor) if is_tensor_trained else None
             for tensor, is_tensor_trained in zip((weight, bias), trained_flags, strict=True)
         ]
@@ -402,13 +406,13 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
             loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.loss_of_sequence(
                 sequence, weight, bias, sequence_labels, trained_flags
             )
-            for gradient_sum in loss_sums:
+            for gradient_sum in gradient_sums:
                 if gradient_sum is not None:
                     gradient_sum.add_(other_gradients.pop(0))
             gradients_of_x.append(gradient_of_x)
             loss_sum.add_(loss)
             del loss, gradient_of_x, other_gradients
-        ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *loss_sums)
+        ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *gradient_sums)
         return loss_sum
 
     @staticmethod
@@ -435,22 +439,22 @@ def logits_linear(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(
-    module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, logits_ahead: Any = ()
-) -> Any:
+def loss_of(module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, mtp_logits: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = token_ids.flatten()
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
-        layer = logits_linear(module)
+        lm_head = logits_linear(module)
         loss = LigerLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            model_output.flatten(0, 1), labels, layer.weight, layer.bias, kernel_choices.loss_chunk
+            model_output.flatten(0, 1), labels, lm_head.weight, lm_head.bias, kernel_choices.loss_chunk
         )
     elif kernel_choices.cross_entropy == "selective-chunked":
-        layer, last_tokens = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
-        completion_states = model_output[:, :-1, :][:, -last_tokens:, :]
-        loss = LigerLogProbabilityLoss.apply(completion_states, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
+        lm_head, last_token_count = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
+        completion_states = model_output[:, :-1, :][:, -last_token_count:, :]
+        loss = LigerLogProbabilityLoss.apply(
+            completion_states, lm_head.weight, lm_head.bias, token_ids[:, -last_token_count:]
+        )  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
     elif kernel_choices.cross_entropy == "recomputed":
@@ -459,19 +463,19 @@ def loss_of(
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
         )
-    for logits in logits_ahead:
+    for logits in mtp_logits:
         loss = loss + _loss_of_logits(kernel_choices, logits, labels)
     return loss
 
 
 def log_probability_loss(logits: Any, labels: Any) -> Any:
     """Returns the mean log-probability of the labels, and computes entropies (TRL, `GRPOTrainer._compute_loss`)."""
-    last_tokens = logits.shape[1] - 1
+    last_token_count = logits.shape[1] - 1
     last_logits = logits[:, :-1, :]
-    last_logits = last_logits[:, -last_tokens:, :]
+    last_logits = last_logits[:, -last_token_count:, :]
     last_logits.div_(0.9)
     log_probabilities = log_probabilities_of(
-        last_logits, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1)
+        last_logits, labels.reshape(logits.shape[0], -1)[:, -last_token_count:].unsqueeze(-1)
     )
     with torch.no_grad():
         _entropies = logit_entropies(last_logits)
@@ -500,17 +504,17 @@ def logit_entropies(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def loss_in_chunks(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
 
     Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).
     """
-    last_tokens = kernel_choices.logits_to_keep
-    if last_tokens is not None and last_tokens < x.shape[1]:
-        x, token_ids = x[:, -last_tokens:], token_ids[:, -last_tokens:]
+    last_token_count = kernel_choices.logits_to_keep
+    if last_token_count is not None and last_token_count < x.shape[1]:
+        x, token_ids = x[:, -last_token_count:], token_ids[:, -last_token_count:]
     chunk_tokens = kernel_choices.loss_chunk or -(-x.shape[1] // 8)
     dtype = getattr(torch, kernel_choices.logits_dtype or "float32")
-    logits_chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
+    logits_chunks = [logits_of_chunk(lm_head, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
     labels = [token_chunk.reshape(-1) for token_chunk in token_ids.split(chunk_tokens, dim=1)]
     logits_chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in logits_chunks]
     loss_sum = None
@@ -520,19 +524,22 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
     return loss_sum
 
 
-def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def recomputed_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
-    hidden = x[..., :-1, :].reshape(-1, x.size(-1))
+    hidden_states = x[..., :-1, :].reshape(-1, x.size(-1))
     labels = token_ids[..., 1:].reshape(-1)
-    order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
-    hidden, labels = hidden[order], labels[order]
-    chunk_rows = kernel_choices.loss_chunk or 256
+    label_order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
+    hidden_states, labels = hidden_states[label_order], labels[label_order]
+    chunk_size = kernel_choices.loss_chunk or 256
     logit_scale = 0.0625 if kernel_choices.scales_logits else 1.0
     logit_cap = 30.0 if kernel_choices.caps_logits else None
-    loss_sum = hidden.new_zeros((), dtype=torch.float32)
-    for first_row in range(0, labels.numel(), chunk_rows):
-        chunk, chunk_labels = hidden[first_row : first_row + chunk_rows], labels[first_row : first_row + chunk_rows]
-        arguments = (chunk, layer.weight, layer.bias, chunk_labels, logit_scale, logit_cap)
+    loss_sum = hidden_states.new_zeros((), dtype=torch.float32)
+    for first_row in range(0, labels.numel(), chunk_size):
+        hidden_chunk, chunk_labels = (
+            hidden_states[first_row : first_row + chunk_size],
+            labels[first_row : first_row + chunk_size],
+        )
+        arguments = (hidden_chunk, lm_head.weight, lm_head.bias, chunk_labels, logit_scale, logit_cap)
         loss_sum = loss_sum + checkpoint(loss_of_float_logits, *arguments, use_reentrant=False)
     return loss_sum / labels.numel()
 
@@ -555,9 +562,9 @@ def loss_of_float_logits(
     return loss
 
 
-def logits_of_chunk(layer: nn.Linear, token_chunk: Any) -> Any:
+def logits_of_chunk(lm_head: nn.Linear, token_chunk: Any) -> Any:
     """Returns the logits of a chunk of hidden states, computed with the output head's weights."""
-    return F.linear(token_chunk, layer.weight, layer.bias)
+    return F.linear(token_chunk, lm_head.weight, lm_head.bias)
 
 
 def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> Any:
@@ -626,9 +633,9 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     for module_name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = module_name.rpartition(".")
         module_path = _path_in_layer(module_name)
-        layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
+        is_layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         recomputes_core = recompute.core and is_attention_core(module_name)
-        is_recomputed = layer and recompute.includes_layer(int(child_name))
+        is_recomputed = is_layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif is_recomputed or recomputes_core or module_path in recompute.nodes:
@@ -645,11 +652,11 @@ def _checkpoint_with_router_state(
     """
 
     def run_with_router_state(x: Any, router_state: Any) -> Any:
-        saved_routing, pass_state.router_state = pass_state.router_state, router_state
+        outer_router_state, pass_state.router_state = pass_state.router_state, router_state
         try:
             return forward(x, pass_state), pass_state.router_state
         finally:
-            pass_state.router_state = saved_routing
+            pass_state.router_state = outer_router_state
 
     layer_output, pass_state.router_state = run_checkpointed(run_with_router_state, x, pass_state.router_state)
     return layer_output

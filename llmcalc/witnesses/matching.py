@@ -38,11 +38,11 @@ def compare_modules(
 
 
 def coverage_of_leaves(
-    model_tree: Node, modules_of_nodes: ModulesByNode, params: Cost, included_parts: frozenset[str]
+    model_tree: Node, modules_of_nodes: ModulesByNode, params_cost: Cost, included_parts: frozenset[str]
 ) -> ModuleCoverage:
     """Returns how each leaf node with parameters was compared.
 
-    params: the parameters of one op in the class. included_parts: the optional parts that the class has.
+    params_cost: the parameters of one op in the class. included_parts: the optional parts that the class has.
     """
     group_sizes = {
         node_position.path: len(node_positions)
@@ -52,7 +52,7 @@ def coverage_of_leaves(
     leaf_nodes = [
         node_position.path
         for node_position in model_tree.walk()
-        if node_position.cost_of_operation(params) and node_position.optional in {"", *included_parts}
+        if node_position.cost_of_operation(params_cost) and node_position.optional in {"", *included_parts}
     ]
     return ModuleCoverage(
         tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path) == 1),
@@ -68,20 +68,20 @@ def _group_nodes_by_modules(
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    places_by_modules: dict[tuple[NodeModules | str, ...], list[NodePosition]] = {}
+    positions_by_modules: dict[tuple[NodeModules | str, ...], list[NodePosition]] = {}
     for node_position in model_tree.walk(run_config):
         node_paths = module_paths(node_position)
         if not node_position.path or not all(node_path in modules_of_nodes for node_path in node_paths):
             continue
         node_modules = [modules_of_nodes[node_path] for node_path in node_paths]
         is_shared = any(modules_of_node.node_count > 1 for modules_of_node in node_modules)
-        node_group = places_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        node_group = positions_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [
             grouped_position
             for grouped_position in node_group
             if not node_position.path.startswith(f"{grouped_position.path}.")
         ] + [node_position]
-    return places_by_modules.values()
+    return positions_by_modules.values()
 
 
 def _fused_nodes_name(node_positions: list[NodePosition]) -> str:

@@ -42,24 +42,24 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     Raises `InputError` if the library has no such class, or if the class rejects the config.
     """
     require_transformers("--measure")
-    config_file = read_json(config_path)
+    config_fields = read_json(config_path)
     try:
-        draft_type = with_draft_type(config_file)[0].get("model_type")
+        draft_type = with_draft_type(config_fields)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{config_path}: {error}") from None
     if draft_type in CLASSES:
         raise InputError(
             f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    model_type = config_file.get("model_type") or model_type_of_class_name(architecture_of(config_file))
+    model_type = config_fields.get("model_type") or model_type_of_class_name(architecture_of(config_fields))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{config_path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**config_file, "model_type": model_type}
-    if model_type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
+    config = {**config_fields, "model_type": model_type}
+    if model_type_of_class_name(architecture_of(config_fields)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(config_path, model_type, "auto_map" in config_file)
+    _require_class(config_path, model_type, "auto_map" in config_fields)
     try:
-        module = build_class_model(config, is_to_run=False)
+        module = build_class_model(config, will_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
@@ -96,10 +96,10 @@ def _module_tree(
             child_path = f"{module_path}.{child_name}" if module_path else child_name
             if parameters_by_path.get(child_path):
                 children.append(_module_tree(child_module, child_path, child_name, parameters_by_path, depth - 1))
-    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal(children)))
+    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal_modules(children)))
 
 
-def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
+def _merge_equal_modules(children: list[ModuleSize]) -> list[ModuleSize]:
     """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleSize, ...]], list[int]] = {}
     for child_module in children:

@@ -112,7 +112,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
             comparison.skip_reasons[run_settings.phase] = reason_to_skip
             continue
         if device == "cpu":
-            _check_size(spec, run_settings)
+            _check_cpu_memory(spec, run_settings)
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += [
@@ -153,7 +153,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.run_texts.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
-        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
+        Check("", MEMORY + name, quantity_bytes, measured_bytes[name], "CPU events")
+        for name, quantity_bytes in simulated_bytes.items()
     ]
 
 
@@ -185,8 +186,8 @@ def reference_settings(settings: Settings) -> Settings:
         settings = settings.with_changes(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
-    library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
-    return settings.with_changes(optimizer_impl=settings.optimizer_impl or library_choice)
+    default_implementation = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
@@ -213,27 +214,29 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
     """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
-    recurrent_path = _recurrent_module(spec)
+    recurrent_path = _recurrent_module_path(spec)
     if recurrent_path:
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
     memory_use, run_setup = memory(spec, settings).states, configured_run(spec, settings)
-    dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
+    dropout_points = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
         and run_setup.kernel_choices.attention == "sdpa-math"
-        and "attention" in dropout_places
+        and "attention" in dropout_points
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
     if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
-        return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
+        return next(
+            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
+        )
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
-def _recurrent_module(spec: ModelSpec) -> str:
+def _recurrent_module_path(spec: ModelSpec) -> str:
     """Returns the path of the first module with a recurrent state; empty if there is none.
 
     An attention layer with a convolution has a state too, and runs as the reference does.
@@ -247,7 +250,11 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
+    attention_ops = [
+        node_position.node.op
+        for node_position in spec.tree().walk()
+        if isinstance(node_position.node.op, AttentionCore)
+    ]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
@@ -289,7 +296,7 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
 
 
-def _check_size(spec: ModelSpec, settings: Settings) -> None:
+def _check_cpu_memory(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that needs too much CPU memory."""
     byte_count = max(simulate_run(spec, settings).values())
     if byte_count > LARGEST_REAL:
@@ -481,14 +488,14 @@ class CpuStorageTracker(StorageTracker):
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. step_count: as in `simulate_steps`."""
-    is_cpu_tracker = device == "cpu" and training.implementation != "fused"
-    tracker = (CpuStorageTracker if is_cpu_tracker else StorageTracker)(device=device)
+    uses_cpu_tracker = device == "cpu" and training.implementation != "fused"
+    tracker = (CpuStorageTracker if uses_cpu_tracker else StorageTracker)(device=device)
     peaks_by_quantity: dict[str, int] = {}
     results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
-        quantity = f"{phase}_peak"
-        peaks_by_quantity[quantity] = max(peaks_by_quantity.get(quantity, 0), tracker.peak)
+        quantity_name = f"{phase}_peak"
+        peaks_by_quantity[quantity_name] = max(peaks_by_quantity.get(quantity_name, 0), tracker.peak)
         tracker.peak = tracker.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}

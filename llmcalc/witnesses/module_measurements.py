@@ -72,13 +72,13 @@ def parameters(module: nn.Module) -> dict[str, int]:
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
-    position_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
+    index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
         """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
-        while tensor_name and tensor_name not in position_by_path:
+        while tensor_name and tensor_name not in index_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
-        return position_by_path.get(tensor_name, len(position_by_path))
+        return index_by_path.get(tensor_name, len(index_by_path))
 
     names_by_tensor: dict[int, list[str]] = {}
     element_counts: dict[int, int] = {}
@@ -146,11 +146,11 @@ def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
 
 
 def count_flops(
-    module: nn.Module, run: Callable[[], Any], includes_backward: bool = False
+    module: nn.Module, run_model: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
+    """Returns the FLOPs of `run_model()` by module path, without and with the backward pass of all outputs.
 
-    run: calls the module and returns the tensors that a loss would be computed from.
+    run_model: calls the module and returns the tensors that a loss would be computed from.
     includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
@@ -160,15 +160,15 @@ def count_flops(
     root_name = type(module).__name__
     backward_owners = BackwardOwners(module) if includes_backward else None
     with flop_counter() as counter, torch.set_grad_enabled(includes_backward):
-        model_outputs = run()
+        model_outputs = run_model()
         forward_flops = flops_by_path(counter, root_name)
         if backward_owners is None:
             return forward_flops, {}
-        backward = backward_owners.backward(model_outputs, counter.get_total_flops)
+        backward_flops = backward_owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
     forward_and_backward = {
-        path: forward_flops.get(path, 0) + backward.get(path, 0) for path in {*forward_flops, *backward}
+        path: forward_flops.get(path, 0) + backward_flops.get(path, 0) for path in {*forward_flops, *backward_flops}
     }
     return forward_flops, forward_and_backward
 
@@ -243,8 +243,8 @@ class BackwardOwners:
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
-    elements_by_id = (
+    paths_and_bytes = (
         (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors))
         for submodule, tensors in stored_cache.items()
     )
-    return _sum_over_submodules(elements_by_id)
+    return _sum_over_submodules(paths_and_bytes)

@@ -66,8 +66,8 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     tower_names = {
-        tower_key[len(TOWERS) :]: tower_names_entry
-        for tower_key, tower_names_entry in (context_modules or class_module_names).items()
+        tower_key[len(TOWERS) :]: tower_module_names
+        for tower_key, tower_module_names in (context_modules or class_module_names).items()
         if tower_key.startswith(TOWERS)
     }
     tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
@@ -259,9 +259,9 @@ class _ModuleSearch:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [
-            member
-            for member in list_members
-            if any(module_path.startswith(f"{member}.") for module_path in self.existing_paths)
+            member_path
+            for member_path in list_members
+            if any(module_path.startswith(f"{member_path}.") for module_path in self.existing_paths)
         ] or list_members
 
     def _first_existing_modules(
@@ -317,7 +317,7 @@ def _join_path(parent_path: str, child_name: str) -> str:
 
 
 def nodes_called_once(
-    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensors: Container[str]
+    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensor_paths: Container[str]
 ) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
@@ -327,7 +327,7 @@ def nodes_called_once(
     """
 
     def is_called_once(node_modules: NodeModules) -> bool:
-        module_paths = [module_path for module_path in node_modules.modules if module_path not in tensors]
+        module_paths = [module_path for module_path in node_modules.modules if module_path not in tensor_paths]
         return bool(module_paths) and all(calls_by_module.get(module_path) == 1 for module_path in module_paths)
 
     return {path: modules for path, modules in modules_of_nodes.items() if is_called_once(modules)}
@@ -342,7 +342,10 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     paths_outside_layers = {
-        tensor for path, modules in modules_of_nodes.items() if "layers." not in path for tensor in modules.modules
+        tensor_path
+        for path, modules in modules_of_nodes.items()
+        if "layers." not in path
+        for tensor_path in modules.modules
     }
     for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""

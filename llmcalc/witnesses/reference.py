@@ -71,9 +71,9 @@ def default_seq(spec: ModelSpec) -> int:
     ]
     mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
     token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_thresholds()]
-    longest_tokens = longest_pass(spec)
+    max_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
-    return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
+    return preferred_seq if max_tokens is None else min(preferred_seq, max_tokens)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
@@ -81,13 +81,13 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
     Raises `InputError` if none fit.
     """
-    learned_rows = learned_positions(spec)
-    if learned_rows == 1 and not spec.one_pass_model_name:
+    max_positions = learned_positions(spec)
+    if max_positions == 1 and not spec.one_pass_model_name:
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned_rows if learned_rows is None or spec.one_pass_model_name else learned_rows - 1
+    return max_positions if max_positions is None or spec.one_pass_model_name else max_positions - 1
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
@@ -249,8 +249,8 @@ def _checks(
         if spec.pooler is not None:
             return list(module(ids, source_input, with_pooled=True))
         model_outputs = module(ids, source_input, with_mtp=has_mtp)
-        logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
-        return [logits, *logits_ahead]
+        logits, mtp_logits = model_outputs if has_mtp else (model_outputs, [])
+        return [logits, *mtp_logits]
 
     forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
@@ -282,10 +282,10 @@ def _checks(
     yield from compare_with_model(
         "decode_flops", forward_flops_of, copy_to_repeats(decode_flops, repeats), decode_workload
     )
-    cache_bits = DTYPE_BITS[device_dtype(device)]
+    element_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
-        lambda counted_op: bits_to_bytes(counted_op.cache_bits(cache_bits)),
+        lambda counted_op: bits_to_bytes(counted_op.cache_bits(element_bits)),
         copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

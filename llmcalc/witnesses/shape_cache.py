@@ -38,7 +38,7 @@ class ShapeCache(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operation = _OPERATIONS.get(id(function)) or _described_operation(function)
+        operation = _OPERATIONS.get(id(function)) or _describe_operation(function)
         if operation.is_composed:
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
@@ -81,8 +81,8 @@ _OPERATIONS: dict[int, Operation] = {}
 """Id of an overload → its operation, which has a reference to it. torch computes the hash of an overload in Python."""
 
 
-def _described_operation(function: Any) -> Operation:
-    """Returns what is known of an operation, and keeps it for its next call."""
+def _describe_operation(function: Any) -> Operation:
+    """Describes an operation, and stores the description for its next call."""
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
     return _OPERATIONS.setdefault(id(function), operation)

@@ -76,10 +76,10 @@ class StorageTracker(TorchDispatchMode):
             self.log.append(f"-{byte_count:>12,} {self.now:>12,}")
 
 
-def saved_bytes(outputs: torch.Tensor, uncounted_storages: set[Any], device: str) -> int:
-    """Returns the bytes saved in the autograd graph of `outputs`. uncounted_storages: storages that do not count."""
+def saved_bytes(output: torch.Tensor, uncounted_storages: set[Any], device: str) -> int:
+    """Returns the bytes saved in the autograd graph of `output`. uncounted_storages: storages that do not count."""
     bytes_by_storage: dict[int, int] = {}
-    for tensor in saved_tensors(outputs):
+    for tensor in saved_tensors(output):
         storage = tensor.untyped_storage()
         # of Python, on the host everywhere
         is_python_number = tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
@@ -92,7 +92,7 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _tensors_saved_by(autograd_node_type: Any) -> list[str]:
+def _saved_attribute_names(autograd_node_type: Any) -> list[str]:
     if autograd_node_type not in _SAVED:
         _SAVED[autograd_node_type] = [
             attribute
@@ -102,15 +102,15 @@ def _tensors_saved_by(autograd_node_type: Any) -> list[str]:
     return _SAVED[autograd_node_type]
 
 
-def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
-    """Returns every tensor that the autograd graph of `outputs` saves for the backward pass."""
+def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
+    """Returns every tensor that the autograd graph of `output` saves for the backward pass."""
     tensors: list[torch.Tensor] = []
-    pending_nodes: list[Any] = [outputs.grad_fn]
+    pending_nodes: list[Any] = [output.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         autograd_node = pending_nodes.pop()
         saved_values = tree_leaves(
-            [getattr(autograd_node, attribute) for attribute in _tensors_saved_by(type(autograd_node))]
+            [getattr(autograd_node, attribute) for attribute in _saved_attribute_names(type(autograd_node))]
         )
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in autograd_node.next_functions:

@@ -94,9 +94,9 @@ def loss_or_output(
     model_output = module(
         ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
     )
-    output, logits_ahead = model_output if has_mtp else (model_output, [])
+    output, mtp_logits = model_output if has_mtp else (model_output, [])
     del model_output
-    return kernel_variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
+    return kernel_variants.loss_of(module, kernels, output, ids, mtp_logits) if spec.head.type == "lm" else output
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ class TrainingLoop:
         self.updated: list[Tensor] = (
             [parameter.detach().float() for parameter in self.weights] if training.has_master_weights else self.weights
         )
-        matrices = layer_matrices(self.module)
+        matrix_ids = layer_matrices(self.module)
         parameters = [
-            (tensor, id(weight) in matrices) for tensor, weight in zip(self.updated, self.weights, strict=True)
+            (tensor, id(weight) in matrix_ids) for tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
         self.optimizers = build_optimizers(
             training.optimizer, parameters, training.implementation, training.has_momentum
@@ -158,15 +158,15 @@ class TrainingLoop:
         self._update_parameters()
         phase_callback("step", None)
 
-    def micro_batch(self, on_phase: PhaseCallback) -> None:
-        """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
+    def micro_batch(self, phase_callback: PhaseCallback) -> None:
+        """Runs the passes of one micro-batch. phase_callback: called after `forward` and `backward`."""
         self.create_tokens()
         with kernel_variants.kernel_context(self.training.kernel_choices):
             loss = self.loss()
-            on_phase("forward", loss)
+            phase_callback("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
-        on_phase("backward", None)
+        phase_callback("backward", None)
 
     def create_tokens(self) -> None:
         """Creates the tokens of a micro-batch."""
@@ -204,7 +204,7 @@ def build_optimizers(
     optimizer_name: str,
     parameters: list[tuple[Tensor, bool]],
     implementation: OptimizerImplementation | None = None,
-    momentum: bool = False,
+    has_momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """Builds the torch optimizers for the name of an optimizer.
 
@@ -217,7 +217,7 @@ def build_optimizers(
         raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.reason_not_in_torch}")
     return list(
         optimizer_record.build_torch_optimizers(
-            parameters, implementation or optimizer_record.implementations[0], momentum
+            parameters, implementation or optimizer_record.implementations[0], has_momentum
         )
     )
 

@@ -67,14 +67,14 @@ def verify_config(
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
     start_time = time.perf_counter()
-    longest_tokens = learned_positions(spec)
-    if longest_tokens is not None and seq is not None and seq > longest_tokens:
+    max_positions = learned_positions(spec)
+    if max_positions is not None and seq is not None and seq > max_positions:
         raise InputError(
-            f"--seq: {seq} tokens do not fit {longest_tokens} learned positions; expected at most {longest_tokens}"
+            f"--seq: {seq} tokens do not fit {max_positions} learned positions; expected at most {max_positions}"
         )
     sequence_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
     lengths = tuple(
-        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in sequence_lengths)
+        dict.fromkeys(length if max_positions is None else min(length, max_positions) for length in sequence_lengths)
     )
     model = build_class_model(config)
     modules = find_modules(spec, config, model)
@@ -93,7 +93,7 @@ def verify_config(
     )
 
 
-def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
+def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
     It never runs code from a hub.
@@ -125,7 +125,7 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _disable_warnings(model)
-    if not is_to_run or not model_class.__name__.endswith(class_settings.reads_values):
+    if not will_run or not model_class.__name__.endswith(class_settings.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
@@ -254,8 +254,10 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    node_positions = [re.escape(position).replace(r"\*", r"\d+") for position in family.uncounted_modules.split(" + ")]
-    path_pattern = re.compile(rf"({'|'.join(node_positions)})\.")
+    module_patterns = [
+        re.escape(module_pattern).replace(r"\*", r"\d+") for module_pattern in family.uncounted_modules.split(" + ")
+    ]
+    path_pattern = re.compile(rf"({'|'.join(module_patterns)})\.")
     return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
 
 
@@ -348,10 +350,10 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     import torch
 
     config: Any = model.config
-    sequence_lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
+    axis_sizes, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
         input_name: torch.zeros(
-            [sequence_lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
+            [axis_sizes[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
             dtype=parameter.dtype,
             device=parameter.device,
         )
@@ -424,7 +426,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument_name: stored_cache})
     module_states = [
-        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+        state_tensor
+        for module_path, state_tensor in _module_states(model).items()
+        if states_before.get(module_path) is not state_tensor
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

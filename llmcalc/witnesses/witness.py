@@ -81,13 +81,13 @@ def class_name_of(config: Mapping[str, Any]) -> str:
     class_names = _names_by_lower_case().get(architecture.lower())
     if class_names:
         return architecture if architecture in class_names else class_names[0]
-    class_lists: tuple[str, ...] = ()
+    mapping_names: tuple[str, ...] = ()
     if architecture.endswith("ForCausalLM"):
-        class_lists = ("CAUSAL_LM",)
+        mapping_names = ("CAUSAL_LM",)
     elif not architecture:
-        class_lists = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
-    for model_type in class_lists:
-        class_name = getattr(auto, f"MODEL_FOR_{model_type}_MAPPING_NAMES").get(witness_of(config["model_type"]))
+        mapping_names = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
+    for mapping_name in mapping_names:
+        class_name = getattr(auto, f"MODEL_FOR_{mapping_name}_MAPPING_NAMES").get(witness_of(config["model_type"]))
         if isinstance(class_name, str):
             return class_name
     raise InputError(

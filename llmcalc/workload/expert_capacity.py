@@ -43,6 +43,8 @@ def capacity_of(option_text: str) -> Fraction | None:
     return capacity_factor
 
 
-def expert_rows(tokens: Number, top_k: Number, experts: Number, capacity_factor: Fraction) -> Number:
+def expert_rows(tokens: Number, top_k: Number, expert_count: Number, capacity_factor: Fraction) -> Number:
     """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
-    return minimum(ceil_div(tokens * top_k * capacity_factor.numerator, experts * capacity_factor.denominator), tokens)
+    return minimum(
+        ceil_div(tokens * top_k * capacity_factor.numerator, expert_count * capacity_factor.denominator), tokens
+    )

@@ -181,8 +181,8 @@ def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
         declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
-                value_type, *type_notes = get_args(type_hint)
-                setting = next((type_note for type_note in type_notes if isinstance(type_note, Setting)), None)
+                value_type, *annotations = get_args(type_hint)
+                setting = next((annotation for annotation in annotations if isinstance(annotation, Setting)), None)
                 if setting is not None:
                     declared_settings[setting_name] = DeclaredSetting(setting_name, _without_none(value_type), setting)
         _DECLARED[settings_class] = declared_settings
@@ -231,13 +231,13 @@ def check_phase(settings: Any, phase: str) -> None:
         if getattr(settings, setting_name) is None:
             continue
         if phase not in declaration.setting.phases:
-            meaningful_phases = (
+            phases_text = (
                 "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
             )
             training_setting = training_option(settings) if phase == "training" else ""
             reason_text = f", and {training_setting} is for training only" if training_setting else ""
             exclusion_text = f" without {training_setting}" if training_setting else ""
-            expected_text = declaration.setting.substitute or f"--phase {meaningful_phases}{exclusion_text}"
+            expected_text = declaration.setting.substitute or f"--phase {phases_text}{exclusion_text}"
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )

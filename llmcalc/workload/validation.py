@@ -31,7 +31,7 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
 def validate_optional_whole(
     option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST
 ) -> int | None:
-    """Validates an integer as `whole` does, but accepts None."""
+    """Validates an integer as `validate_whole` does, but accepts None."""
     return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
 
 
@@ -54,7 +54,7 @@ def validate_texts(option_name: str, option_value: Any, example: str) -> tuple[s
     if option_value is None or isinstance(option_value, str):
         return () if option_value is None else (option_value,)
     texts = tuple(option_value) if isinstance(option_value, Iterable) else (option_value,)
-    return tuple(validate_text(option_name, item_text, example) for item_text in texts)
+    return tuple(validate_text(option_name, text, example) for text in texts)
 
 
 def number_text(option_name: str, option_value: Any) -> str:

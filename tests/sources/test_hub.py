@@ -224,7 +224,7 @@ def test_an_unreachable_hub_is_asked_once_for_files_beside_cached_configs(
         raise OSError("timed out")
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached_path)
-    monkeypatch.setattr(hub_module, "_download", download)
+    monkeypatch.setattr(hub_module, "_download_file", download)
     monkeypatch.setattr(hub_module, "_unreachable_until", {})
     for repository in repositories:
         assert hub_module.fetch_config(repository) == config_path

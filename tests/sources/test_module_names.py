@@ -58,7 +58,7 @@ def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("config", sampled(dict(family_shapes()), named_nodes))
 def test_names_are_those_of_the_class(config: dict[str, Any]) -> None:
     spec = spec_of(config)
-    model = build_class_model(config, is_to_run=False)
+    model = build_class_model(config, will_run=False)
     found, names = find_modules(spec, config, model), names_of(spec, config)
     candidates = {site.path: set(names(site.path)) for site in matrices(spec)}
     owners: dict[str, set[str]] = defaultdict(set)

@@ -67,7 +67,7 @@ def test_a_class_with_the_same_layers_has_the_counted_parameters(name: str) -> N
     fields = {
         key: value for key, value in fields.items() if key not in ("quantization_config", "auto_map", "_name_or_path")
     }
-    model = build_class_model({**fields, "architectures": [cls]}, is_to_run=False)
+    model = build_class_model({**fields, "architectures": [cls]}, will_run=False)
     assert llmcalc.params(config_of(name)).total == sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -68,7 +68,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     description = describe_data(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
-    model = build_class_model({**config, **fields}, is_to_run=False)
+    model = build_class_model({**config, **fields}, will_run=False)
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 

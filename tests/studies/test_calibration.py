@@ -335,5 +335,5 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
 
 def linear_pricer(pricer: Callable[[CalibrationFactors], float]) -> Callable[[CalibrationFactors], float]:
     """The same estimate, as the sum of the shares that a fit sees: many fits cost one estimate of each share."""
-    parts = tuple(calibration._factor_shares(pricer, UNCHANGED))
+    parts = tuple(calibration._seconds_by_factor(pricer, UNCHANGED))
     return lambda factors: sum(factor * part for factor, part in zip(astuple(factors), parts, strict=True))

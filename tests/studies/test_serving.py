@@ -481,7 +481,7 @@ def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option
     options = ServeOptions(**words, devices=32)
     study = serve_study(load_preset("qwen3-30b-a3b"), load_hardware("h100-sxm"), options)
     reasons: Counter[str] = Counter()
-    assert not list(study._replicas_of([LayoutSizes(1, 1, 32, 32)], reasons))
+    assert not list(study._replicas_of_layouts([LayoutSizes(1, 1, 32, 32)], reasons))
     assert reasons == {"the default --mem-fraction-static leaves no memory": 1}
 
 

@@ -249,7 +249,7 @@ def test_every_stack_prices_a_pass(name: str) -> None:
 
 def test_quantized_weights_and_caches_are_read_faster() -> None:
     def token(**formats: Any) -> float:
-        return float(decode(llama(), h100(), VLLM, 64, 4096, formats=NumberFormats(**formats)).seconds)
+        return float(decode(llama(), h100(), VLLM, 64, 4096, number_formats=NumberFormats(**formats)).seconds)
 
     assert (
         token(product_format="fp8", weight_bits=8, cache_bits=8) < token(product_format="fp8", weight_bits=8) < token()
@@ -313,7 +313,7 @@ def test_kernels_that_decode_experts_take_further_seconds(
     formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5).formats_on(device)
 
     def layers(device: Device) -> float:
-        return float(decode(model, device, find_stack(stack), 1, 512, formats=formats).seconds)
+        return float(decode(model, device, find_stack(stack), 1, 512, number_formats=formats).seconds)
 
     plain = replace(device, generation=device.generation.model_copy(update={"decoded_experts": 0.0}))
     assert layers(device) - layers(plain) == pytest.approx(48 * seconds)
@@ -962,7 +962,7 @@ class TestHostAndProductsOfServers:
 
         def added_seconds(sequences: int) -> float:
             with_reads, without = (
-                decode(llama(), device, software, sequences, 1, formats=formats).seconds
+                decode(llama(), device, software, sequences, 1, number_formats=formats).seconds
                 for software in (stack, overlapped)
             )
             return float(with_reads - without)
@@ -1031,7 +1031,7 @@ class TestHostAndProductsOfServers:
         without = {name: wait for name, wait in stack.product_wait.items() if name != "quantized"}
         stack_without = stack.model_copy(update={"product_wait": without})
         seconds, seconds_without = (
-            float(decode(llama(), h100(), server, 1, 8, formats=quantized).seconds_by_part["kernels"])
+            float(decode(llama(), h100(), server, 1, 8, number_formats=quantized).seconds_by_part["kernels"])
             for server in (stack, stack_without)
         )
         assert 4e-6 <= stack.product_wait["quantized"] <= 8e-6
@@ -1041,7 +1041,7 @@ class TestHostAndProductsOfServers:
         quantized, in_16_bits = NumberFormats("quantized", 4.125), NumberFormats()
         for engine, is_slower in (("vllm-2024", True), ("vllm-2025", False)):
             decoded, plain = (
-                prefill(llama(), h100(), find_stack(engine), 1, 4096, formats=formats).seconds
+                prefill(llama(), h100(), find_stack(engine), 1, 4096, number_formats=formats).seconds
                 for formats in (quantized, in_16_bits)
             )
             assert (decoded > 1.2 * plain) is is_slower
@@ -1147,7 +1147,7 @@ def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
     """vLLM's host launches a kernel before each of the four products of a layer, which casts its input to 8 bits."""
     model, narrow = load_preset("qwen3-0.6b").model, NumberFormats("fp8", 8)
     wide, cast = (
-        float(prefill(model, h100(), VLLM, 1, 1024, formats=formats).seconds_by_part["kernels"])
+        float(prefill(model, h100(), VLLM, 1, 1024, number_formats=formats).seconds_by_part["kernels"])
         for formats in (NumberFormats(), narrow)
     )
     assert cast - wide == pytest.approx(28 * 4 * VLLM.host_prompt_kernel)
@@ -1157,9 +1157,9 @@ def test_copies_of_quantized_weights_are_written_and_read() -> None:
     """llama.cpp until May 2024 decoded the weights of prompts of more than 64 tokens to copies in 16 bits."""
     model, stack = load_preset("llama3-8b").model, find_stack("llamacpp-2024")
     formats = NumberFormats("quantized", 4.5, head_bits=4.5)
-    few, many = (float(prefill(model, h100(), stack, 1, tokens, formats=formats).seconds) for tokens in (64, 65))
+    few, many = (float(prefill(model, h100(), stack, 1, tokens, number_formats=formats).seconds) for tokens in (64, 65))
     weights = 32 * (4096 * (4096 + 4096 + 2048) + 3 * 4096 * 14336)
     assert many - few == pytest.approx(h100().memory_seconds(weights * (4.5 / 8 + 2 + 2 - 4.5 / 8)), rel=0.1)
     device = device_of(find_hardware("m3-max"))
-    few, many = (float(prefill(model, device, stack, 1, tokens, formats=formats).seconds) for tokens in (64, 65))
+    few, many = (float(prefill(model, device, stack, 1, tokens, number_formats=formats).seconds) for tokens in (64, 65))
     assert many == pytest.approx(few, rel=0.03)

@@ -45,7 +45,7 @@ def class_memory(
 
 def class_to_train(config: Mapping[str, Any]) -> Any:
     """The class for a config on meta, all of whose parameters get gradients."""
-    model: Any = build_class_model(dict(config), is_to_run=False).requires_grad_(True)
+    model: Any = build_class_model(dict(config), will_run=False).requires_grad_(True)
     model.config._experts_implementation = "grouped_mm"  # the default of transformers
     for module in model.modules():
         if hasattr(module, "config"):

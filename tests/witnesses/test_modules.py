@@ -63,7 +63,7 @@ def test_layers_that_share_parameters_are_one_module() -> None:
     """ALBERT: one module per set of layer parameters."""
     config = shapes_of("albert")[1]
     spec = spec_of(config)
-    modules_by_node = find_modules(spec, config, build_class_model(config, is_to_run=False))
+    modules_by_node = find_modules(spec, config, build_class_model(config, will_run=False))
     owners = [name for name in modules_by_node if name.count(".") == 1 and name.startswith("layers.")]
     assert len(owners) == 4
     assert len({modules_by_node[name] for name in owners}) == 4

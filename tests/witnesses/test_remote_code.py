@@ -610,7 +610,7 @@ def test_modules_of_molmo_keep_their_format_by_their_own_names() -> None:
     config = {**MOLMO, "quantization_config": {**table, "llm_int8_skip_modules": skipped_modules}}
     spec, scheme = spec_of(MOLMO), scheme_of_config(config)
     assert scheme is not None
-    size = quantized_size(spec, scheme, module_names=checkpoint_of(config).names(spec.tree(), spec.kind))
+    size = quantized_size(spec, scheme, module_names_of=checkpoint_of(config).names(spec.tree(), spec.kind))
     assert 0 <= 6_661_964_712 - (size.total + 2 * 404_950_016) < 28 * 4 * 200
 
 
@@ -710,7 +710,7 @@ def test_kimi_k3_has_its_published_figures() -> None:
         spec,
         scheme_of_config(names.config),
         included_parts=frozenset({"towers"}),
-        module_names=names.names(spec.tree(), spec.kind),
+        module_names_of=names.names(spec.tree(), spec.kind),
     )
     assert round(stored.total / 1e12, 4) == 1.5608
 

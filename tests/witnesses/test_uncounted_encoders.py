@@ -100,7 +100,7 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None,
         assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).tying_source != "never")
         return
     tied_in["tie_word_embeddings"] = outer
-    model: Any = build_class_model(config, is_to_run=False).get_submodule(WRAPPERS[kind].text_model)
+    model: Any = build_class_model(config, will_run=False).get_submodule(WRAPPERS[kind].text_model)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert read_config(config)[0]["tie_word_embeddings"] == tied
 

@@ -47,6 +47,6 @@ class AudioChunks(AudioRule):
         frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
         return EncodedInput(1, frame_count, 1, tokens, frames_read_by_projector)
 
-    def _chunk_positions(self, frames: int) -> int:
+    def _chunk_positions(self, frame_count: int) -> int:
         """Returns the number of encoder positions of a chunk of frames."""
-        return -(-frames // 2**self.halvings)
+        return -(-frame_count // 2**self.halvings)

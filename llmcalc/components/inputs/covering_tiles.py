@@ -31,9 +31,11 @@ class CoveringTiles(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: Width
 
-    def _covered_share(self, height: int, width: int, columns: int, tile_rows: int) -> float:
+    def _covered_share(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
         """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
-        row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
+        row_heights = [height // tile_columns] * (tile_columns - 1) + [
+            height - height // tile_columns * (tile_columns - 1)
+        ]
         column_widths = [width // tile_rows] * (tile_rows - 1) + [width - width // tile_rows * (tile_rows - 1)]
         covered_area = 0.0
         for row_height in row_heights:
@@ -70,9 +72,9 @@ class CoveringTiles(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tile_count = self._fewest_tiles(height, width)
-        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
+        image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
         return EncodedInput(
-            images, patches_per_side, patches_per_side, images * tokens + tile_count + 2, padded_patches
+            image_count, patches_per_side, patches_per_side, image_count * tokens + tile_count + 2, padded_patches
         )

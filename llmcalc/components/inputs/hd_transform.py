@@ -30,12 +30,12 @@ class HdTransform(DynamicHd):
         aspect_ratio, longer_side_tiles = max(height, width) / min(height, width), 1
         while (longer_side_tiles + 1) * ceil((longer_side_tiles + 1) / aspect_ratio) <= self.max_tiles:
             longer_side_tiles += 1
-        shorter_pixels = int(longer_side_tiles * self.size / aspect_ratio)
-        if not shorter_pixels:
+        shorter_side = int(longer_side_tiles * self.size / aspect_ratio)
+        if not shorter_side:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side without pixels of it; expected another shape"
             )
-        tile_counts = ceil(shorter_pixels / self.size), longer_side_tiles
+        tile_counts = ceil(shorter_side / self.size), longer_side_tiles
         tokens_per_side = self.size // patch_size // self.merge
         token_rows, token_columns = (
             tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))

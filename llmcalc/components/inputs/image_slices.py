@@ -41,20 +41,20 @@ class ImageSlices(ImageRule):
         slices_down, slices_across = self._slice_grid(height, width)
         total_slices = slices_down * slices_across
         if total_slices == 1:
-            sides_of_parts = [self._scaled_sides(height, width, token_size, True)]
+            image_sides = [self._scaled_sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
                 _nearest_multiple(pixels, slice_count) / slice_count
                 for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
             overview_sides = self._scaled_sides(height, width, token_size, False)
-            sides_of_parts = [
+            image_sides = [
                 overview_sides,
                 *[self._scaled_sides(slice_height, slice_width, token_size, True)] * total_slices,
             ]
-        patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
-        tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
-        return EncodedInput(len(sides_of_parts), patches, 1, tokens)
+        patches = max(image_height * image_width for image_height, image_width in image_sides) // patch_size**2
+        tokens = len(image_sides) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
+        return EncodedInput(len(image_sides), patches, 1, tokens)
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
@@ -63,17 +63,17 @@ class ImageSlices(ImageRule):
             return 1, 1
         log_ratio = log(width / height)
         tile_grids = [
-            (slices_down, part_count // slices_down)
-            for part_count in (slice_count - 1, slice_count, slice_count + 1)
-            if 1 < part_count <= self.max_slices
-            for slices_down in range(part_count, 0, -1)
-            if part_count % slices_down == 0
+            (slices_down, candidate_count // slices_down)
+            for candidate_count in (slice_count - 1, slice_count, slice_count + 1)
+            if 1 < candidate_count <= self.max_slices
+            for slices_down in range(candidate_count, 0, -1)
+            if candidate_count % slices_down == 0
         ]
         return min(tile_grids, key=lambda tile_grid: abs(log_ratio - log(tile_grid[1] / tile_grid[0])))
 
-    def _scaled_sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
-        """Returns an image's sides after scaling to `size`² pixels. enlarges: whether small images are enlarged."""
-        if height * width > self.size**2 or enlarges:
+    def _scaled_sides(self, height: float, width: float, token_size: int, can_enlarge: bool) -> tuple[int, int]:
+        """Returns an image's sides after scaling to `size`² pixels. can_enlarge: whether small images are enlarged."""
+        if height * width > self.size**2 or can_enlarge:
             aspect_ratio = width / height
             height = int(self.size / sqrt(aspect_ratio))
             width = int(height * aspect_ratio)

@@ -53,13 +53,15 @@ class ImageTiles(ImageRule):
             if tiles_across * tiles_down >= self.min_tiles
         ]
         if self.least_scaling:
-            tile_scales = [
+            scales_and_grids = [
                 (self.size * min(tile_columns / width, tile_rows / height), (tile_columns, tile_rows))
                 for tile_columns, tile_rows in sorted(tile_grids, key=prod)
             ]
-            enlarging_scales = [scale_and_grid for scale_and_grid in tile_scales if scale_and_grid[0] >= 1]
+            enlarging_scales = [scale_and_grid for scale_and_grid in scales_and_grids if scale_and_grid[0] >= 1]
             scale_key = itemgetter(0)
-            return min(enlarging_scales, key=scale_key)[1] if enlarging_scales else max(tile_scales, key=scale_key)[1]
+            return (
+                min(enlarging_scales, key=scale_key)[1] if enlarging_scales else max(scales_and_grids, key=scale_key)[1]
+            )
         best_grid, least_difference = (1, 1), float("inf")
         for tiles_across, tiles_down in sorted(tile_grids, key=lambda tile_grid: tile_grid[0] * tile_grid[1]):
             ratio_difference = abs(width / height - tiles_across / tiles_down)
@@ -70,7 +72,7 @@ class ImageTiles(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tile_count = prod(self.tile_grid(height, width))
-        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
+        image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         return EncodedInput(
-            images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
+            image_count, patches_per_side, patches_per_side, image_count * (self.tokens + self.tile_marks) + self.marks
         )

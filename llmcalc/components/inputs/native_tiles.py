@@ -38,16 +38,16 @@ class NativeTiles(ImageTiles):
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
-        fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
-        needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
+        min_pixels, max_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
+        needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * max_pixels
         image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
-        if prod(image_sides) > most_pixels:
-            shrink_factor = sqrt(height * width / most_pixels)
+        if prod(image_sides) > max_pixels:
+            shrink_factor = sqrt(height * width / max_pixels)
             image_sides = [
                 max(token_size, floor(side / shrink_factor / token_size) * token_size) for side in (height, width)
             ]
-        elif prod(image_sides) < fewest_pixels:
-            upscale_factor = sqrt(fewest_pixels / (height * width))
+        elif prod(image_sides) < min_pixels:
+            upscale_factor = sqrt(min_pixels / (height * width))
             image_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
         patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tile_count = prod(self.tile_grid(height, width)) if needs_tiles else 0

@@ -30,10 +30,10 @@ class PaddedImage(ImageRule):
     refuses_long: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        longest_side = max(height, width) if self.refuses_long else self.max_side * patch_size
+        side_limit = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
-        resize_scale = min(1.0, sqrt(self.max_patches / patches), longest_side / height, longest_side / width)
-        scaled_sides = (min(max(1, int(pixels * resize_scale)), longest_side) for pixels in (height, width))
+        resize_scale = min(1.0, sqrt(self.max_patches / patches), side_limit / height, side_limit / width)
+        scaled_sides = (min(max(1, int(pixels * resize_scale)), side_limit) for pixels in (height, width))
         token_size = self.merge * patch_size
         token_rows, token_columns = (-(-pixels // token_size) for pixels in scaled_sides)
         if self.refuses_long and max(token_rows, token_columns) * self.merge > self.max_side:

@@ -31,16 +31,16 @@ class TileCanvas(ImageRule):
 
     def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns (rows, columns) of the tile grid that enlarges an image least, or else shrinks the image least."""
-        changes_by_grid: dict[tuple[int, int], float] = {}
+        scales_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
             for tiles_across in range(1, self.max_tiles // tiles_down + 1):
-                changes_by_grid[tiles_down, tiles_across] = _to_single_precision(
+                scales_by_grid[tiles_down, tiles_across] = _to_single_precision(
                     min(tiles_down * self.size / height, tiles_across * self.size / width)
                 )
-        enlarging_scales = [resize_scale for resize_scale in changes_by_grid.values() if resize_scale >= 1]
-        resize_scale = min(enlarging_scales) if enlarging_scales else max(changes_by_grid.values())
+        enlarging_scales = [resize_scale for resize_scale in scales_by_grid.values() if resize_scale >= 1]
+        resize_scale = min(enlarging_scales) if enlarging_scales else max(scales_by_grid.values())
         return min(
-            (tile_grid for tile_grid in changes_by_grid if changes_by_grid[tile_grid] == resize_scale),
+            (tile_grid for tile_grid in scales_by_grid if scales_by_grid[tile_grid] == resize_scale),
             key=lambda tile_grid: tile_grid[0] * tile_grid[1],
         )
 

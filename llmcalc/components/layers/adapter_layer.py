@@ -78,16 +78,16 @@ class AdapterLayer(Block):
         return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component in self.sublayers():
-            if sublayer == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, sublayer, component, x)
+        for sublayer_name, component in self.sublayers():
+            if sublayer_name == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer_name, component, x)
                 continue
             recorder.hold(x=x)
             residual_branch = normed_x = (
-                x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer}_pre_norm", x)
+                x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer_name}_pre_norm", x)
             )
             residual_branch = recorder.part(
-                sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
+                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
             )
             is_feed_forward = component is self.feed_forward
             residual_branch = recorder.dropout(
@@ -97,7 +97,7 @@ class AdapterLayer(Block):
             recorder.hold(x=x)
             if is_feed_forward:
                 return self._add_adapter_output(recorder, x, normed_x)
-            x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
+            x = self._normalize(recorder, f"{sublayer_name}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _add_adapter_output(self, recorder: Flow, x: Value, normed_x: Value) -> Value:
@@ -194,12 +194,14 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in self.order:
-                sublayer_output = self.get_submodule(sublayer)(self._normalize(f"{sublayer}_pre_norm", x), pass_state)
-                is_feed_forward = sublayer == self.network
+            for sublayer_name in self.order:
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self._normalize(f"{sublayer_name}_pre_norm", x), pass_state
+                )
+                is_feed_forward = sublayer_name == self.network
                 x = x + apply_dropout(self, "feed_forward" if is_feed_forward else "attention_output", sublayer_output)
                 x = self._add_adapter_output(x) if is_feed_forward else x
-                x = self._normalize(f"{sublayer}_post_norm", x)
+                x = self._normalize(f"{sublayer_name}_post_norm", x)
             return x
 
         def _add_adapter_output(self, x: Tensor) -> Tensor:

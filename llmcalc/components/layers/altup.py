@@ -58,24 +58,29 @@ class AltUp(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
         """Records the split of the embedding into streams or, with `merge`, the merge after the last layer."""
-        hidden_axis, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
+        hidden_axis, other_stream_axis = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
         first_stream, other_inputs = (
-            (recorder.take(x, hidden_axis), recorder.take(x, other_streams, hidden_axis)) if merge else (x, x)
+            (recorder.take(x, hidden_axis), recorder.take(x, other_stream_axis, hidden_axis)) if merge else (x, x)
         )
         with recorder.function():
-            first_length = recorder.root_mean_square(first_stream)
-            recorder.hold(length=first_length)
+            first_rms = recorder.root_mean_square(first_stream)
+            recorder.hold(length=first_rms)
 
             def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 projected_stream = recorder.linear("", stream, hidden_axis)
                 recorder.hold_outside(y=projected_stream)
                 return recorder.div(
-                    recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream)
+                    recorder.mul(projected_stream, first_rms), recorder.root_mean_square(projected_stream)
                 )
 
             x = recorder.side_by_side(
-                "projections", other_streams, other_inputs, project_stream, first_value=first_stream, slices_input=merge
+                "projections",
+                other_stream_axis,
+                other_inputs,
+                project_stream,
+                first_value=first_stream,
+                slices_input=merge,
             )
         return recorder.sum(x, hidden_axis, is_mean=True) if merge else x
 
@@ -104,15 +109,19 @@ class AltUpLayer(WholeLayer):
     norm_placement: Literal["sandwich"] = "sandwich"
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        return {**super().required_stack_fields(), "streams": streams, **self.per_layer_input.required_stack_fields()}
+        required_fields = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        return {
+            **super().required_stack_fields(),
+            "streams": required_fields,
+            **self.per_layer_input.required_stack_fields(),
+        }
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        stream_axis, hidden = x.axes
-        router = Weight("router", (stream_axis,), (hidden,))
+        stream_axis, hidden_axis = x.axes
+        router = Weight("router", (stream_axis,), (hidden_axis,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
-        active_stream = recorder.take(predicted_streams, hidden)
+        active_stream = recorder.take(predicted_streams, hidden_axis)
         recorder.hold(predicted=predicted_streams)
         normed_stream = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed_stream)
@@ -135,18 +144,20 @@ class AltUpLayer(WholeLayer):
             recorder, predicted_streams, layer_output, router, router_output
         )
         recorder.hold(corrected=corrected_streams, first=first_stream)
-        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
+        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden_axis)
         updated_streams = recorder.add(
             other_streams, recorder.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
         recorder.hold(fed=updated_streams)
-        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), updated_streams, axes=x.axes)
+        return recorder.cat(
+            recorder.take(corrected_streams, Axis("streams", 1), hidden_axis), updated_streams, axes=x.axes
+        )
 
-    def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{sublayer}_post_norm", self.norm, recorder.part(sublayer, component, x))
+            return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))
 
     def _predict_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
@@ -217,11 +228,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamProjections(nn.Module):
-        def __init__(self, stream_count: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(stream_count - 1))
+            self.projections = nn.ModuleList(
+                nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(stream_count - 1)
+            )
 
-        def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
+        def _project_streams(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, stream_inputs, strict=True):
@@ -233,13 +246,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._apply_maps(x, [x] * len(self.projections))
+            return self._project_streams(x, [x] * len(self.projections))
 
     class StreamMerge(StreamProjections):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
+            return self._project_streams(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:
@@ -282,10 +295,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.scale = vector_module(torch.ones(hidden_size))
 
         def forward(
-            self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
+            self, predicted_streams: Tensor, active_stream: Tensor, stream_prediction: StreamPrediction
         ) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
-            corrections = self.coefficients(predict.router_output(active_stream, self.router)) + 1
+            corrections = self.coefficients(stream_prediction.router_output(active_stream, self.router)) + 1
             corrected_streams = (
                 predicted_streams + corrections[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
             )
@@ -308,13 +321,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
-            for sublayer in ("self_attn", "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, sublayer: str, x: Tensor, pass_state: PassState) -> Tensor:
-            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, pass_state))
+        def _normed_output(self, sublayer_name: str, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.get_submodule(f"{sublayer_name}_post_norm")(self.get_submodule(sublayer_name)(x, pass_state))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             predicted_streams = self.predict(x)

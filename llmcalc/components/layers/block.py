@@ -131,7 +131,7 @@ class Layer(Component):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        """The layer scaled to another width. hidden_size: the old width. heads, widened: functions of old sizes.
+        """The layer scaled to another width. hidden_size: the old width. heads, scale_width: functions of old sizes.
 
         Raises `UnscalableError`, with the reason, where the layer cannot be scaled that way.
         """
@@ -177,9 +177,9 @@ class Layer(Component):
     def sublayer_dependency(self) -> str:
         """The field that makes one of the sublayers depend on another layer or on the model; empty if independent."""
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.dependency_field() if isinstance(component, Component) else ""
-            if field_of_part:
-                return f"{field_name}.{field_of_part}"
+            dependency_field = component.dependency_field() if isinstance(component, Component) else ""
+            if dependency_field:
+                return f"{field_name}.{dependency_field}"
         return ""
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
@@ -238,10 +238,14 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_cross_attention()
-        norm_names = [f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")]
-        for sublayer in self.without_norms:
-            if sublayer not in norm_names:
-                raise ValueError(f"without_norms: there is no '{sublayer}'; expected some of {', '.join(norm_names)}")
+        norm_names = [
+            f"{sublayer_name}_{position}_norm" for sublayer_name, _ in self.sublayers() for position in ("pre", "post")
+        ]
+        for sublayer_name in self.without_norms:
+            if sublayer_name not in norm_names:
+                raise ValueError(
+                    f"without_norms: there is no '{sublayer_name}'; expected some of {', '.join(norm_names)}"
+                )
         return self
 
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
@@ -270,14 +274,14 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        sublayer_parts: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
+        components: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
         sublayer_names = (
             "cross_attn" if sublayer_index == 1 else getattr(component, "node_name", "")
-            for sublayer_index, component in enumerate(sublayer_parts)
+            for sublayer_index, component in enumerate(components)
         )
         return [
-            (sublayer, component)
-            for sublayer, component in zip(sublayer_names, sublayer_parts, strict=True)
+            (sublayer_name, component)
+            for sublayer_name, component in zip(sublayer_names, components, strict=True)
             if isinstance(component, Component)
         ]
 
@@ -301,17 +305,17 @@ class Block(Layer):
         shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
             recorder.hold(shared=shared_input)
-        for sublayer, component in self.sublayers():
-            if sublayer == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, sublayer, component, x)
+        for sublayer_name, component in self.sublayers():
+            if sublayer_name == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer_name, component, x)
                 continue
             residual_branch = layer_input if self.parallel else x
             if shared_input is not None:
                 residual_branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                residual_branch = self._normalize(recorder, f"{sublayer}_pre_norm", residual_branch)
+                residual_branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", residual_branch)
             residual_branch = recorder.part(
-                sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
+                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
             )
             residual_branch = recorder.dropout(
                 residual_branch,
@@ -319,42 +323,42 @@ class Block(Layer):
                 ends_sublayer=True,
             )
             recorder.hold(y=residual_branch)
-            x = self._residual_sum(recorder, sublayer, x, residual_branch)
+            x = self._residual_sum(recorder, sublayer_name, x, residual_branch)
             recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, recorder: Flow, sublayer: str) -> dict[str, Any]:
+    def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
         """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
+        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
         return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
 
-    def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
-        """Returns the residual stream after a sublayer with output y."""
+    def _residual_sum(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
+        """Returns the residual stream x plus a sublayer's output, with the norms and scales of the sum."""
         if self.norm_placement == "post":
-            return self._normalize(recorder, f"{sublayer}_post_norm", recorder.add(x, sublayer_output))
+            return self._normalize(recorder, f"{sublayer_name}_post_norm", recorder.add(x, sublayer_output))
         if self.norm_placement != "pre":
-            sublayer_output = self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
+            sublayer_output = self._normalize(recorder, f"{sublayer_name}_post_norm", sublayer_output)
         scale_kind = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale_kind, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer_name}_out_scale", scale_kind, sublayer_output)
         if self.residual_scale == "gate":
-            gate = recorder.vector(f"{sublayer}_out_gate", Axis("gate", 1))
+            gate = recorder.vector(f"{sublayer_name}_out_gate", Axis("gate", 1))
             sublayer_output = recorder.mul(sublayer_output, recorder.act(gate, "tanh"))
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{sublayer}_residual_scale", scale_kind, x)
+            x = recorder.part(f"{sublayer_name}_residual_scale", scale_kind, x)
         return recorder.add(x, sublayer_output)
 
-    def _record_idle(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> None:
+    def _record_idle(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
         """Records the parameters of a sublayer that no forward pass runs, and of its norms."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(recorder, f"{sublayer}_pre_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
-        recorder.part(sublayer, component, x, role="idle", memory=memory, kind="cross_attention")
+        recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(recorder, f"{sublayer}_post_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -363,8 +367,8 @@ class Block(Layer):
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
+        rmsnorm, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rmsnorm, norm_placement="pre")
         layernorm_block = base_block.model_copy(update={"norm": layernorm})
         return [
             base_block,
@@ -419,7 +423,7 @@ def _reference_class() -> type[nn.Module]:
                 self.input_norm = spec.input_norm.reference(model_properties)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             self.network = getattr(spec.feed_forward, "node_name", "")
-            for component, part_context in (
+            for component, part_properties in (
                 (spec.attention, model_properties),
                 (
                     spec.cross_attention,
@@ -433,23 +437,25 @@ def _reference_class() -> type[nn.Module]:
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    sublayer = "cross_attn" if part_context.is_cross_attention else component.node_name
-                    self.add_module(sublayer, component.reference(part_context))
-                    self.order.append(sublayer)
+                    sublayer_name = "cross_attn" if part_properties.is_cross_attention else component.node_name
+                    self.add_module(sublayer_name, component.reference(part_properties))
+                    self.order.append(sublayer_name)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
-            for sublayer in self.order if spec.residual_scale else ():
-                hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
-                if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", ResidualScaling(hidden_size, bias=scales_both))
+            for sublayer_name in self.order if spec.residual_scale else ():
+                hidden_size, has_scale_bias = model_properties.hidden_size, spec.residual_scale is True
+                if has_scale_bias or spec.residual_scale == "output":
+                    self.add_module(f"{sublayer_name}_out_scale", ResidualScaling(hidden_size, bias=has_scale_bias))
                 if spec.residual_scale == "gate":
-                    self.add_module(f"{sublayer}_out_gate", vector_module(torch.ones(1)))
-                if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", ResidualScaling(hidden_size, bias=scales_both))
-            for sublayer in self.order:
+                    self.add_module(f"{sublayer_name}_out_gate", vector_module(torch.ones(1)))
+                if has_scale_bias or spec.residual_scale == "residual":
+                    self.add_module(
+                        f"{sublayer_name}_residual_scale", ResidualScaling(hidden_size, bias=has_scale_bias)
+                    )
+            for sublayer_name in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm_name in (f"{sublayer}_{position}_norm" for position in norm_positions):
+                for norm_name in (f"{sublayer_name}_{position}_norm" for position in norm_positions):
                     if norm_name not in spec.without_norms:
                         self.add_module(norm_name, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
@@ -459,31 +465,33 @@ def _reference_class() -> type[nn.Module]:
             """Applies the named norm, if the layer has it."""
             return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
-        def _residual_sum(self, sublayer: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
-            """Returns the residual stream x after a sublayer with output y."""
+        def _residual_sum(self, sublayer_name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
+            """Returns the residual stream x plus a sublayer's output, with the norms and scales of the sum."""
             sublayer_output = self._normalize(
-                f"{sublayer}_out_scale", self._normalize(f"{sublayer}_post_norm", sublayer_output)
+                f"{sublayer_name}_out_scale", self._normalize(f"{sublayer_name}_post_norm", sublayer_output)
             )
-            if hasattr(self, f"{sublayer}_out_gate"):
-                sublayer_output = sublayer_output * getattr(self, f"{sublayer}_out_gate").weight.tanh()
-            return self._normalize(f"{sublayer}_residual_scale", x) + sublayer_output
+            if hasattr(self, f"{sublayer_name}_out_gate"):
+                sublayer_output = sublayer_output * getattr(self, f"{sublayer_name}_out_gate").weight.tanh()
+            return self._normalize(f"{sublayer_name}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = self._normalize("input_norm", x)
             layer_input, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
-            for sublayer in self.order:
+            for sublayer_name in self.order:
                 branch_input = layer_input if self.parallel else x
-                sublayer_output = self.get_submodule(sublayer)(
-                    self._normalize(f"{sublayer}_pre_norm", branch_input) if shared_input is None else shared_input,
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self._normalize(f"{sublayer_name}_pre_norm", branch_input)
+                    if shared_input is None
+                    else shared_input,
                     pass_state,
                 )
                 sublayer_output = apply_dropout(
-                    self, "feed_forward" if sublayer == self.network else "attention_output", sublayer_output
+                    self, "feed_forward" if sublayer_name == self.network else "attention_output", sublayer_output
                 )
                 if self.placement == "post":
-                    x = self._normalize(f"{sublayer}_post_norm", x + sublayer_output)
+                    x = self._normalize(f"{sublayer_name}_post_norm", x + sublayer_output)
                 else:
-                    x = self._residual_sum(sublayer, x, sublayer_output)
+                    x = self._residual_sum(sublayer_name, x, sublayer_output)
                 del sublayer_output  # the classes of transformers give the sum the same name
             return x
 

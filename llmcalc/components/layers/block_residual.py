@@ -39,7 +39,7 @@ def record_mix(
     norm: Norm,
     *,
     normed_values: bool = False,
-    queries: int = 1,
+    query_count: int = 1,
 ) -> list[Value]:
     """Records, per learned query, a weighted sum of the residual sums of finished blocks and the running sum.
 
@@ -47,31 +47,35 @@ def record_mix(
     normed_values: whether the sums that are added up are those after the norm.
     """
     if not block_count:
-        return [x] * queries
-    (hidden,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
-    query_axes = () if queries == 1 else (query_axis,)
+        return [x] * query_count
+    (hidden_axis,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", query_count)
+    query_axes = () if query_count == 1 else (query_axis,)
     with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        block_sums = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden))
+        block_sums = recorder.cat(
+            earlier_sums, x.view(Axis("sources", 1), hidden_axis), axes=(source_axis, hidden_axis)
+        )
         recorder.hold(values=block_sums)
-        keys = recorder.norm("norm", block_sums, norm, (hidden,))
+        keys = recorder.norm("norm", block_sums, norm, (hidden_axis,))
         block_sums = keys if normed_values else block_sums
         recorder.hold(keys=keys, values=block_sums)
-        query = recorder.vector("proj", *query_axes, hidden)
-        score_op = ops.Product(source_axis.size, hidden.size, queries, x.rows)
+        query = recorder.vector("proj", *query_axes, hidden_axis)
+        score_op = ops.Product(source_axis.size, hidden_axis.size, query_count, x.rows)
         scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, source_axis))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        mix_op = ops.Product(queries, source_axis.size, hidden.size, x.rows)
+        mix_op = ops.Product(query_count, source_axis.size, hidden_axis.size, x.rows)
         mixed_sums = recorder.core(
             "mix",
             mix_op,
             mix_weights.view(query_axis, source_axis),
             block_sums,
-            axes=(query_axis, hidden),
+            axes=(query_axis, hidden_axis),
         )
         return (
-            [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
+            [mixed_sums.view(hidden_axis)]
+            if query_count == 1
+            else [recorder.take(mixed_sums, hidden_axis) for _ in range(query_count)]
         )
 
 
@@ -115,15 +119,19 @@ class BlockResidualLayer(PreNormLayer):
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
                 recorder.vector("proj", *x.axes)
-        for sublayer, component, block_count in (
+        for sublayer_name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{sublayer}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(recorder, f"{sublayer_name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
-            x = sublayer_output if sublayer == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
+            x = (
+                sublayer_output
+                if sublayer_name == "self_attn" and self.starts_block
+                else recorder.add(x, sublayer_output)
+            )
             recorder.hold(x=x)
         return x
 
@@ -199,10 +207,12 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         """
 
         def __init__(
-            self, norm: Norm, model_properties: ModelProperties, normed_values: bool = False, queries: int = 1
+            self, norm: Norm, model_properties: ModelProperties, normed_values: bool = False, query_count: int = 1
         ) -> None:
             super().__init__()
-            query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
+            query_shape = (
+                (model_properties.hidden_size,) if query_count == 1 else (query_count, model_properties.hidden_size)
+            )
             self.norm, self.proj = norm.reference(model_properties), vector_module(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = BlockSumScores(), WeightedSum()
@@ -220,29 +230,31 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            for sublayer, component, block_count in (
+            for sublayer_name, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                if block_count or (sublayer == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{sublayer}_residual", BlockSumMixing(spec.norm, model_properties))
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                if block_count or (sublayer_name == "self_attn" and spec.idle_residual):
+                    self.add_module(f"{sublayer_name}_residual", BlockSumMixing(spec.norm, model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            for sublayer, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+            for sublayer_name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
                 block_sums = pass_state.shared_values["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
                 assert len(block_sums) == block_count, (
                     f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
                 )
-                (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
-                sublayer_output = self.get_submodule(sublayer)(
-                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), pass_state
+                (sublayer_input,) = (
+                    self.get_submodule(f"{sublayer_name}_residual")(block_sums, x) if block_count else (x,)
                 )
-                starts_block = sublayer == "self_attn" and spec.starts_block
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self.get_submodule(f"{sublayer_name}_pre_norm")(sublayer_input), pass_state
+                )
+                starts_block = sublayer_name == "self_attn" and spec.starts_block
                 if starts_block:
                     pass_state.shared_values["block_sums"] = [*block_sums, x]
                 x = sublayer_output if starts_block else x + sublayer_output

@@ -106,9 +106,9 @@ class BottleneckLayer(WholeLayer):
             f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, bottleneck_axis, bias=True)
         )
 
-    def _add_and_normalize(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
+    def _add_and_normalize(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{sublayer}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 
@@ -157,12 +157,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            wide_width, bottleneck_width = model_properties.hidden_size, spec.bottleneck_size
+            hidden_size, bottleneck_width = model_properties.hidden_size, spec.bottleneck_size
             inner_properties = ModelProperties(bottleneck_width, model_properties.is_causal)
-            self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_properties)
-            self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_properties)
+            self._add_bottleneck_input("bottleneck", spec.norm, hidden_size, inner_properties)
+            self._add_bottleneck_input("attention_bottleneck", spec.norm, hidden_size, inner_properties)
             self.self_attn = spec.attention.reference(
-                ModelProperties(bottleneck_width, model_properties.is_causal, value_size=wide_width)
+                ModelProperties(bottleneck_width, model_properties.is_causal, value_size=hidden_size)
             )
             self.self_attn_post_norm = spec.norm.reference(inner_properties)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
@@ -171,13 +171,13 @@ def _reference_class() -> type[nn.Module]:
             )
             self.mlp = spec.feed_forward.reference(inner_properties)
             self.mlp_post_norm = spec.norm.reference(inner_properties)
-            self.output_bottleneck = nn.Linear(bottleneck_width, wide_width)
+            self.output_bottleneck = nn.Linear(bottleneck_width, hidden_size)
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
         def _add_bottleneck_input(
-            self, bottleneck_name: str, norm: Component, wide_width: int, inner_properties: ModelProperties
+            self, bottleneck_name: str, norm: Component, hidden_size: int, inner_properties: ModelProperties
         ) -> None:
-            self.add_module(bottleneck_name, nn.Linear(wide_width, inner_properties.hidden_size))
+            self.add_module(bottleneck_name, nn.Linear(hidden_size, inner_properties.hidden_size))
             self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_properties))
 
         def _project_to_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:

@@ -63,10 +63,13 @@ def _reference_class() -> type[nn.Module]:
     class ConditionScale(nn.Module):
         """Scales x by a function of a fixed condition vector. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, hidden: int, rank: int) -> None:
+        def __init__(self, hidden_size: int, rank: int) -> None:
             super().__init__()
-            self.width = hidden
-            self.in_proj, self.out_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
+            self.width = hidden_size
+            self.in_proj, self.out_proj = (
+                nn.Linear(hidden_size, rank, bias=False),
+                nn.Linear(rank, hidden_size, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             angles = rotary_angles(torch.ones(1, device=x.device), self.width, 10000.0)

@@ -70,8 +70,8 @@ class ConformerLayer(PreNormLayer):
         convolution = ConformerConvolution(kernel_size=5, bias=True, convolved=True, batch_norm=True, centred=True)
         norm = Norm(type="layernorm")
         layer = cls(attention=attention, feed_forward=network, convolution=convolution, norm=norm)
-        causal = ConformerConvolution(kernel_size=4, norm=norm)
-        return [layer, layer.model_copy(update={"convolution": causal})]
+        causal_convolution = ConformerConvolution(kernel_size=4, norm=norm)
+        return [layer, layer.model_copy(update={"convolution": causal_convolution})]
 
 
 @cache
@@ -83,14 +83,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for sublayer, component in (
+            for sublayer_name, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, norm_name: str, x: Tensor) -> Tensor:

@@ -33,10 +33,12 @@ class ConvolvedLayer(PreNormLayer):
     conv_kernel_size: Kernel
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, x)
             recorder.hold(x=x, y=sublayer_output)
-            x = recorder.add(x, add_convolution(recorder, f"{sublayer}_conv", sublayer_output, self.conv_kernel_size))
+            x = recorder.add(
+                x, add_convolution(recorder, f"{sublayer_name}_conv", sublayer_output, self.conv_kernel_size)
+            )
             recorder.hold(x=x)
         return x
 
@@ -57,14 +59,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer in ("self_attn", "mlp"):
+            for sublayer_name in ("self_attn", "mlp"):
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{sublayer}_conv", convolution)
+                self.add_module(f"{sublayer_name}_conv", convolution)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                sublayer_output = self._sublayer_output(sublayer, x, pass_state)
-                x = x + self.get_submodule(f"{sublayer}_conv")(sublayer_output, pass_state)
+            for sublayer_name in ("self_attn", "mlp"):
+                sublayer_output = self._sublayer_output(sublayer_name, x, pass_state)
+                x = x + self.get_submodule(f"{sublayer_name}_conv")(sublayer_output, pass_state)
             return x
 
     return ConvolvedLayerReference

@@ -59,9 +59,9 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         kv_inputs = [
             recorder.part(f"self_attn_{input_name}_norm", self.norm, kv_input) for input_name, kv_input in named_inputs
         ]
-        extra_inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
+        kv_arguments: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
         attn_output = recorder.part(
-            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **extra_inputs
+            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **kv_arguments
         )
         attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel_size)
         x = attn_output if self.starts_block else recorder.add(x, attn_output)
@@ -72,9 +72,17 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         recorder.hold(x=x)
         return x
 
-    def _sublayer_inputs(self, recorder: Flow, sublayer: str, x: Value, block_count: int, queries: int) -> list[Value]:
+    def _sublayer_inputs(
+        self, recorder: Flow, sublayer_name: str, x: Value, block_count: int, query_count: int
+    ) -> list[Value]:
         return record_mix(
-            recorder, f"{sublayer}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
+            recorder,
+            f"{sublayer_name}_residual",
+            x,
+            block_count,
+            WEIGHTLESS,
+            normed_values=True,
+            query_count=query_count,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -115,49 +123,50 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, queries = spec, 3 if spec.separate_inputs else 1
+            self.spec, query_count = spec, 3 if spec.separate_inputs else 1
             weightless_norm = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for sublayer, component, block_count, stream_count in (
-                ("self_attn", spec.attention, spec.attention_blocks, queries),
+            for sublayer_name, component, block_count, sublayer_query_count in (
+                ("self_attn", spec.attention, spec.attention_blocks, query_count),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
                     self.add_module(
-                        f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, stream_count)
+                        f"{sublayer_name}_residual",
+                        mix_class(weightless_norm, model_properties, True, sublayer_query_count),
                     )
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{sublayer}_conv", convolution)
-            for sublayer in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer_name}_conv", convolution)
+            for sublayer_name in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{sublayer_name}_norm", spec.norm.reference(model_properties))
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
-            has_separate_inputs, component = self.spec.separate_inputs, self.get_submodule
+            has_separate_inputs, get_submodule = self.spec.separate_inputs, self.get_submodule
             attention_inputs = (
-                component("self_attn_residual")(block_sums, x)
+                get_submodule("self_attn_residual")(block_sums, x)
                 if block_sums
                 else (x,) * (3 if has_separate_inputs else 1)
             )
-            query, *kv_inputs = attention_inputs
+            query_input, *kv_inputs = attention_inputs
             kv_inputs = [
-                component(f"self_attn_{input_name}_norm")(kv_input)
+                get_submodule(f"self_attn_{input_name}_norm")(kv_input)
                 for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            return component("self_attn")(component("self_attn_pre_norm")(query), pass_state, *kv_inputs)
+            return get_submodule("self_attn")(get_submodule("self_attn_pre_norm")(query_input), pass_state, *kv_inputs)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            spec, component = self.spec, self.get_submodule
+            spec, get_submodule = self.spec, self.get_submodule
             block_sums = pass_state.shared_values["block_sums"][: spec.attention_blocks]
-            attn_output = component("self_attn_conv")(self._attention_output(block_sums, x, pass_state), pass_state)
+            attn_output = get_submodule("self_attn_conv")(self._attention_output(block_sums, x, pass_state), pass_state)
             if spec.starts_block:
                 pass_state.shared_values["block_sums"] = [*block_sums, x]
             x = attn_output if spec.starts_block else x + attn_output
-            (mixed_sum,) = component("mlp_residual")(
+            (mixed_sum,) = get_submodule("mlp_residual")(
                 pass_state.shared_values["block_sums"][: spec.feed_forward_blocks], x
             )
-            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), pass_state)
-            return x + component("mlp_conv")(network_output, pass_state)
+            network_output = get_submodule("mlp")(get_submodule("mlp_pre_norm")(mixed_sum), pass_state)
+            return x + get_submodule("mlp_conv")(network_output, pass_state)
 
     return ConvolvedResidualReference

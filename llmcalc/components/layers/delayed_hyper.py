@@ -89,12 +89,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, pass_state: PassState) -> Tensor:
-            pass_memo, stream_count = pass_state.shared_values, new_weights.shape[-1]
-            if "read weights" not in pass_memo:  # the first sublayer reads the first stream
+            shared_values, stream_count = pass_state.shared_values, new_weights.shape[-1]
+            if "read weights" not in shared_values:  # the first sublayer reads the first stream
                 first_stream = torch.eye(stream_count, dtype=new_weights.dtype, device=new_weights.device)[0]
-                pass_memo["read weights"] = first_stream.expand(*new_weights.shape)
-            stream_weights: Tensor = pass_memo["read weights"]
-            pass_memo["read weights"] = new_weights
+                shared_values["read weights"] = first_stream.expand(*new_weights.shape)
+            stream_weights: Tensor = shared_values["read weights"]
+            shared_values["read weights"] = new_weights
             return stream_weights
 
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]

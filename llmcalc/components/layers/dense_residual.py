@@ -38,11 +38,11 @@ class DenseResidualLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         recorder.hold(x=x)
-        attn_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
-        recorder.hold(x=x, attended=attn_output)
-        attention_sum = recorder.add(attn_output, self._record_sublayer(recorder, "dense", self.dense, attn_output))
-        recorder.hold(x=x, y=attention_sum)
-        return recorder.add(attention_sum, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
+        attention_sum = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
+        recorder.hold(x=x, attended=attention_sum)
+        dense_sum = recorder.add(attention_sum, self._record_sublayer(recorder, "dense", self.dense, attention_sum))
+        recorder.hold(x=x, y=dense_sum)
+        return recorder.add(dense_sum, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -65,10 +65,10 @@ def _reference_class() -> type[nn.Module]:
             self.dense = spec.dense.reference(model_properties)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            attn_output = x + self._sublayer_output("self_attn", x, pass_state)
+            attention_sum = x + self._sublayer_output("self_attn", x, pass_state)
             return (
-                attn_output
-                + self._sublayer_output("dense", attn_output, pass_state)
+                attention_sum
+                + self._sublayer_output("dense", attention_sum, pass_state)
                 + self._sublayer_output("mlp", x, pass_state)
             )
 

@@ -57,7 +57,7 @@ class DraftLayer(PreNormLayer):
         x = normed_inputs[1] if self.norm_before_residual else x
         joined_input = recorder.cat(*normed_inputs, axes=(JoinedShapes((embedding.axes, x.axes)),))
         recorder.hold(x=x, joined=joined_input)
-        x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
+        x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, output_axes=x.axes))
         recorder.hold(x=x)
         return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 

@@ -56,7 +56,8 @@ class FunnelAttention(MultiHeadMixer):
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
         k, v = (
-            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
+            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
+            for projection_name in ("k_proj", "v_proj")
         )
         distances = RelativeDistances(query_rows=x.rows, key_rows=None if memory is None else memory.rows)
         distance_keys = recorder.linear(
@@ -64,8 +65,8 @@ class FunnelAttention(MultiHeadMixer):
         )
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
-            for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
+            for projection_name in ("position", "segment")
         )
         distance_scores = recorder.core(
             "distances",
@@ -142,8 +143,8 @@ class FunnelLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.lengthens:
-            first_block = recorder.memo.get(FIRST_BLOCK, x)
-            x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
+            first_block_output = recorder.memo.get(FIRST_BLOCK, x)
+            x = recorder.add(recorder.resampled(x, first_block_output.rows), first_block_output)
         queries, memory = x, None
         if self.halves and (layer_sharing is None or layer_sharing.is_first):
             halved_rows = PairAverageRows(
@@ -279,25 +280,25 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _lengthen_tokens(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds that output."""
-            first_block = pass_state.shared_values["first block"]
-            tokens, repeats = first_block.shape[1], 2**self.spec.halvings
-            if self.spec.separate_cls and repeats > 1:
-                tokens_after_first = x[:, 1:].repeat_interleave(repeats, 1)
+            first_block_output = pass_state.shared_values["first block"]
+            tokens, repeat_count = first_block_output.shape[1], 2**self.spec.halvings
+            if self.spec.separate_cls and repeat_count > 1:
+                tokens_after_first = x[:, 1:].repeat_interleave(repeat_count, 1)
                 tokens_after_first = nn.functional.pad(
                     tokens_after_first, (0, 0, 0, max(tokens - 1 - tokens_after_first.shape[1], 0))
                 )
                 x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
             else:
-                x = x.repeat_interleave(repeats, 1)[:, :tokens]
-            return x + first_block
+                x = x.repeat_interleave(repeat_count, 1)[:, :tokens]
+            return x + first_block_output
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = self._lengthen_tokens(x, pass_state) if self.spec.lengthens else x
-            query_count = self._halve_tokens(x) if self.halves else x
-            kv_source = x if query_count.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            queries = self._halve_tokens(x) if self.halves else x
+            kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
-            attn_output = self.self_attn(query_count, pass_state, kv_source, key_stride)
-            attn_output = self.self_attn_post_norm(query_count + apply_dropout(self, "attention_output", attn_output))
+            attn_output = self.self_attn(queries, pass_state, kv_source, key_stride)
+            attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
             network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, pass_state))
             layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
             if self.spec.ends_first_block:

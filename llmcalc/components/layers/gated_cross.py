@@ -77,10 +77,10 @@ class GatedCrossLayer(PreNormLayer):
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
-        for sublayer, norm, component, node_kind, arguments in sublayers:
-            residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=node_role)
-            residual_branch = recorder.part(sublayer, component, residual_branch, role=node_role, **arguments)
-            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=node_role, kind=node_kind)
+        for sublayer_name, norm, component, node_kind, arguments in sublayers:
+            residual_branch = recorder.part(f"{sublayer_name}_pre_norm", norm, x, role=node_role)
+            residual_branch = recorder.part(sublayer_name, component, residual_branch, role=node_role, **arguments)
+            gate_value = recorder.part(f"{sublayer_name}_gate", gate, x, role=node_role, kind=node_kind)
             if self.runs_on_text:
                 recorder.hold(x=x, y=residual_branch)
                 x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))
@@ -97,13 +97,18 @@ class GatedCrossLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms = Norm(type="rmsnorm")
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms))
+        rmsnorm = Norm(type="rmsnorm")
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rmsnorm))
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        layer = cls(attention=attention, feed_forward=network, norm=rms)
+        layer = cls(attention=attention, feed_forward=network, norm=rmsnorm)
         wide_source_layer = layer.model_copy(update={"source_size": 24})
-        other_norm = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
-        return [layer, wide_source_layer, other_norm, wide_source_layer.model_copy(update={"gate_per_feature": True})]
+        layernorm_layer = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
+        return [
+            layer,
+            wide_source_layer,
+            layernorm_layer,
+            wide_source_layer.model_copy(update={"gate_per_feature": True}),
+        ]
 
 
 class GatedCrossTextLayer(GatedCrossLayer):
@@ -138,23 +143,23 @@ def _reference_class() -> type[nn.Module]:
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or hidden_size
             gate_size = hidden_size if spec.gate_per_feature else 1
-            for sublayer, norm, component, part_properties in (
+            for sublayer_name, norm, component, part_properties in (
                 ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
-                self.add_module(f"{sublayer}_pre_norm", norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(part_properties))
-                self.add_module(f"{sublayer}_gate", vector_module(torch.zeros(gate_size)))
+                self.add_module(f"{sublayer_name}_pre_norm", norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(part_properties))
+                self.add_module(f"{sublayer_name}_gate", vector_module(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             if not self.runs:
                 return x
-            forward_without_image = replace(pass_state, encoder_output=x.new_zeros(x.shape[0], 0, self.source_size))
-            for sublayer in ("cross_attn", "mlp"):
-                sublayer_output = self.get_submodule(sublayer)(
-                    self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image
+            pass_without_image = replace(pass_state, encoder_output=x.new_zeros(x.shape[0], 0, self.source_size))
+            for sublayer_name in ("cross_attn", "mlp"):
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self.get_submodule(f"{sublayer_name}_pre_norm")(x), pass_without_image
                 )
-                gate: Any = self.get_submodule(f"{sublayer}_gate")
+                gate: Any = self.get_submodule(f"{sublayer_name}_gate")
                 x = x + sublayer_output * torch.tanh(gate.weight)
             return x
 

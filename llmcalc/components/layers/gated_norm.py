@@ -38,19 +38,19 @@ class GatedNormLayer(PreNormLayer):
     feed_forward_gate: Flag = True
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            sublayer_input = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_input = recorder.part(f"{sublayer_name}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
-            if sublayer == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated_output(recorder, sublayer + GATE_SUFFIX, sublayer_input)
+            if sublayer_name == "self_attn" or self.feed_forward_gate:
+                sublayer_input = self._gated_output(recorder, sublayer_name + GATE_SUFFIX, sublayer_input)
                 recorder.hold(y=sublayer_input)
-            x = recorder.add(x, recorder.part(sublayer, component, sublayer_input))
+            x = recorder.add(x, recorder.part(sublayer_name, component, sublayer_input))
             recorder.hold(x=x)
         return x
 
-    def _gated_output(self, recorder: Flow, sublayer: str, x: Value) -> Value:
+    def _gated_output(self, recorder: Flow, sublayer_name: str, x: Value) -> Value:
         """Returns a norm's output multiplied by the norm's gate."""
-        with recorder.scope(sublayer, kind="norm"):
+        with recorder.scope(sublayer_name, kind="norm"):
             low_rank_x = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
             gate = recorder.act(recorder.linear("up_proj", low_rank_x, *x.axes), "sigmoid", in_float32=True)
             return recorder.mul(x, gate, in_float32=True)
@@ -71,9 +71,12 @@ def _reference_class() -> type[nn.Module]:
     class NormGate(nn.Module):
         """Multiplies a norm's output by its gate, between 0 and 1. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, hidden: int, rank: int) -> None:
+        def __init__(self, hidden_size: int, rank: int) -> None:
             super().__init__()
-            self.down_proj, self.up_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
+            self.down_proj, self.up_proj = (
+                nn.Linear(hidden_size, rank, bias=False),
+                nn.Linear(rank, hidden_size, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)
@@ -83,19 +86,19 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
+            for sublayer_name in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
                 self.add_module(
-                    f"{sublayer}_pre_norm_gate", NormGate(model_properties.hidden_size, spec.gated_norm_rank)
+                    f"{sublayer_name}_pre_norm_gate", NormGate(model_properties.hidden_size, spec.gated_norm_rank)
                 )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                residual_branch = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                gate_name = f"{sublayer}_pre_norm_gate"
+            for sublayer_name in ("self_attn", "mlp"):
+                residual_branch = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
+                gate_name = f"{sublayer_name}_pre_norm_gate"
                 residual_branch = (
                     self.get_submodule(gate_name)(residual_branch) if hasattr(self, gate_name) else residual_branch
                 )
-                x = x + self.get_submodule(sublayer)(residual_branch, pass_state)
+                x = x + self.get_submodule(sublayer_name)(residual_branch, pass_state)
             return x
 
     return GatedNormLayerReference

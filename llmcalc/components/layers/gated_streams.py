@@ -131,12 +131,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GatedConnection(nn.Module):
         """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
 
-        def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_writes: bool) -> None:
+        def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_write_weights: bool) -> None:
             super().__init__()
             self.streams, streams_width = stream_count, stream_count * hidden_size
             self.norm = norm_reference(norm, streams_width, group_count=stream_count)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
-            self.write = nn.Linear(streams_width, stream_count, bias=False) if has_writes else None
+            self.write = nn.Linear(streams_width, stream_count, bias=False) if has_write_weights else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
             normed_streams = self.norm(x.flatten(2))
@@ -151,19 +151,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
-            for sublayer, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+            for sublayer_name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 connection = GatedConnection(
                     spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True
                 )
-                self.add_module(f"{sublayer}_connection", connection)
+                self.add_module(f"{sublayer_name}_connection", connection)
                 self.add_module(component.node_name, component.reference(model_properties))
-                self.sublayers.append((f"{sublayer}_connection", component.node_name))
+                self.sublayers.append((f"{sublayer_name}_connection", component.node_name))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, pass_state)
-            for connection_name, sublayer in self.sublayers:
+            for connection_name, sublayer_name in self.sublayers:
                 gated_mean, write_weights = self.get_submodule(connection_name)(x)
-                x = x + write_weights[..., None] * self.get_submodule(sublayer)(gated_mean, pass_state)[:, :, None]
+                x = x + write_weights[..., None] * self.get_submodule(sublayer_name)(gated_mean, pass_state)[:, :, None]
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]

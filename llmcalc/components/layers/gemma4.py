@@ -88,12 +88,14 @@ class Gemma4Layer(WholeLayer):
             x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _normed_sublayer(self, recorder: Flow, sublayer: str, component: Any, x: Value, **router_input: Any) -> Value:
+    def _normed_sublayer(
+        self, recorder: Flow, sublayer_name: str, component: Any, x: Value, **router_input: Any
+    ) -> Value:
         """Returns the output of a sublayer with norms before and after."""
         sublayer_output = recorder.part(
-            sublayer, component, recorder.part(f"{sublayer}_pre_norm", self.norm, x), **router_input
+            sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x), **router_input
         )
-        return recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
+        return recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -101,16 +103,16 @@ class Gemma4Layer(WholeLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         """Returns examples without per-layer embeddings, which the stack's examples include."""
-        rms = Norm(type="rmsnorm")
+        rmsnorm = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
         expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
         experts = MoE(
-            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rms, expert_scale=True)
+            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rmsnorm, expert_scale=True)
         )
         return [
-            cls(attention=attention, feed_forward=dense_network, norm=rms),
-            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rms),
+            cls(attention=attention, feed_forward=dense_network, norm=rmsnorm),
+            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rmsnorm),
         ]
 
 
@@ -132,23 +134,26 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Gemma4Layer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.scale = OutputScale()
-            for sublayer, component in (
+            for sublayer_name, component in (
                 ("self_attn", spec.attention),
                 ("dense", spec.dense),
                 ("mlp", spec.feed_forward),
             ):
                 if isinstance(component, Component):
-                    self.add_module(sublayer, component.reference(model_properties))
-                    self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+                    self.add_module(sublayer_name, component.reference(model_properties))
+                    self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             if spec.dense is not None:
                 self.sum_post_norm = spec.norm.reference(model_properties)
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_sublayer(self, sublayer: str, x: Tensor, pass_state: PassState, **router_input: Tensor) -> Tensor:
+        def _normed_sublayer(
+            self, sublayer_name: str, x: Tensor, pass_state: PassState, **router_input: Tensor
+        ) -> Tensor:
             pre_norm, component, post_norm = (
-                self.get_submodule(name) for name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
+                self.get_submodule(name)
+                for name in (f"{sublayer_name}_pre_norm", sublayer_name, f"{sublayer_name}_post_norm")
             )
             return post_norm(component(pre_norm(x), pass_state, **router_input))
 

@@ -52,7 +52,7 @@ class GlobalTokens(ResidualStreams):
     block_size: ChunkSize
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required_fields = _required_streams(self)
+        required_fields = _required_stack_fields(self)
         if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
@@ -82,7 +82,7 @@ class GlobalTokens(ResidualStreams):
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
 
 
-def _required_streams(component: Any) -> Mapping[str, Any]:
+def _required_stack_fields(component: Any) -> Mapping[str, Any]:
     return {
         "type": "global_tokens",
         "num_global_tokens": component.num_global_tokens,
@@ -120,7 +120,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         return (self.block_size,)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        return {"streams": _required_streams(self)}
+        return {"streams": _required_stack_fields(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise UnscalableError("attention to global tokens is for encoders; expected a decoder")
@@ -137,7 +137,9 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
             x = recorder.resized(x, ConcatenatedRows(first_rows=token_rows.first_rows, second_rows=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         recorder.hold(q=q, k=k, v=v)
         key_limits: dict[str, Any] = {
             "block": self.block_size,
@@ -229,15 +231,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text_token: Tensor) -> Tensor:
             score_scale, global_count = q.shape[-1] ** -0.5, self.count
-            global_visibility = is_text_token.new_ones(global_count)
+            global_mask = is_text_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
-            scores = scores.masked_fill(~torch.cat([global_visibility, is_text_token]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([global_mask, is_text_token]), float("-inf"))
             global_output = self._softmax_weights(scores) @ v
             blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
             block_mask = is_text_token.unflatten(0, (-1, self.block))
-            mask = torch.cat([global_visibility.expand(len(block_mask), -1), block_mask], -1)[:, None]
+            mask = torch.cat([global_mask.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * score_scale
             attn_weights = self._softmax_weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (
@@ -256,8 +258,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size, bias=False))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
@@ -266,8 +268,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             attn_output = (
                 self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)

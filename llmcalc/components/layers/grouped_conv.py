@@ -54,41 +54,46 @@ class GroupedConvLayer(PreNormLayer):
             )
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            normed_x = recorder.part(f"{sublayer_name}_pre_norm", self.norm, x)
             side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             group_axis = Axis("groups", exact_div(x.width, self.conv_group_size))
-            channels = group_axis, Axis("channels", self.conv_group_size)
-            with recorder.scope(f"{sublayer}_conv", kind="convolution"):
-                base_rows = [
-                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+            channel_axes = group_axis, Axis("channels", self.conv_group_size)
+            with recorder.scope(f"{sublayer_name}_conv", kind="convolution"):
+                base_kernels = [
+                    [
+                        recorder.vector(f"base_kernel_{side}_{tap}", *channel_axes)
+                        for tap in range(self.conv_kernel_size)
+                    ]
                     for side in range(2)
                 ]
                 computed_kernels = recorder.linear(
                     "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)
                 )
-            added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
-            residual_branch = recorder.part(sublayer, component, residual_branch)
-            x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
+            added_kernels = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
+            residual_branch = self._convolve(recorder, normed_x, channel_axes, base_kernels[0], added_kernels[0])
+            residual_branch = recorder.part(sublayer_name, component, residual_branch)
+            x = recorder.add(
+                x, self._convolve(recorder, residual_branch, channel_axes, base_kernels[1], added_kernels[1])
+            )
         return x
 
     def _convolve(
-        self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added_kernel: Value
+        self, recorder: Flow, x: Value, channel_axes: Shape, kernel_rows: list[Value], computed_kernel: Value
     ) -> Value:
         """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
-        base_rows: the trained rows of the kernel. added_kernel: what the sublayer's input adds to them.
+        kernel_rows: the trained rows of the kernel. computed_kernel: what the sublayer's input adds to them.
         """
-        grouped_x = x.view(*channels)
-        kernel_summands: list[Value] = []
-        for base_row in base_rows:
-            kernel_summands.append(recorder.mul(grouped_x, base_row))
-            kernel_summands.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
-        kernel_sum = kernel_summands[0]
-        for kernel_summand in kernel_summands[1:]:
-            kernel_sum = recorder.add(kernel_sum, kernel_summand)
-        return kernel_sum.view(*x.axes)
+        grouped_x = x.view(*channel_axes)
+        products: list[Value] = []
+        for kernel_row in kernel_rows:
+            products.append(recorder.mul(grouped_x, kernel_row))
+            products.append(recorder.mul(grouped_x, recorder.take(computed_kernel, *computed_kernel.axes[1:])))
+        product_sum = products[0]
+        for product in products[1:]:
+            product_sum = recorder.add(product_sum, product)
+        return product_sum.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -137,14 +142,16 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            kernel_sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
-            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
+            kernel_arguments = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
+            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_arguments), SublayerKernels(*kernel_arguments)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                normed_x = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                kernels = self.get_submodule(f"{sublayer}_conv")(normed_x)
-                sublayer_output = self.get_submodule(sublayer)(convolve(normed_x, kernels[..., 0, :, :]), pass_state)
+            for sublayer_name in ("self_attn", "mlp"):
+                normed_x = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer_name}_conv")(normed_x)
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    convolve(normed_x, kernels[..., 0, :, :]), pass_state
+                )
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

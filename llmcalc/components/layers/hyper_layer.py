@@ -66,39 +66,39 @@ class HyperLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
-                recorder, f"{sublayer}_connection", x
+                recorder, f"{sublayer_name}_connection", x
             )
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
             x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
         return x
 
-    def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, sublayer_name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
-        stream_axis, hidden = x.axes
+        stream_axis, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
-        with recorder.scope(sublayer, kind="residual"):
-            read_logits, write_logits, *matrix = _connection_weights(
+        with recorder.scope(sublayer_name, kind="residual"):
+            read_logits, write_logits, *mix_logits = _connection_weights(
                 recorder, x, JoinedShapes(((stream_axis,), (stream_axis,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
                 read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, stream_axis, keeps_state=True)
-            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden_axis)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
                 return weighted_sum, recorder.plus(output_weights, self.hc_eps), x
-            recorder.hold(raw=matrix[0])
-            softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
-            softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
+            recorder.hold(raw=mix_logits[0])
+            mix_matrix = recorder.plus(recorder.act(mix_logits[0], "softmax"), self.hc_eps)
+            mix_matrix = recorder.sinkhorn(mix_matrix, self.hc_sinkhorn_iters, self.hc_eps)
             x = recorder.core(
-                "mix", ops.ResidualStreamMix(stream_axis.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
+                "mix", ops.ResidualStreamMix(stream_axis.size, hidden_axis.size, x.rows), mix_matrix, x, axes=x.axes
             )
             return weighted_sum, output_weights, x
 
@@ -183,10 +183,10 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
 
     class StreamMixing(nn.Module):
-        """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
+        """Mixes streams. mix_matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
-        def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            return matrix.transpose(-1, -2) @ streams
+        def forward(self, mix_matrix: Tensor, streams: Tensor) -> Tensor:
+            return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
         """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
@@ -214,12 +214,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, write_weights + eps, streams
-            matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
-            matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            mix_matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
+            mix_matrix = mix_matrix / (mix_matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
-                matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-                matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-            return weighted_sum, write_weights, self.mix(matrix, streams)
+                mix_matrix = mix_matrix / (mix_matrix.sum(-1, keepdim=True) + eps)
+                mix_matrix = mix_matrix / (mix_matrix.sum(-2, keepdim=True) + eps)
+            return weighted_sum, write_weights, self.mix(mix_matrix, streams)
 
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""
@@ -228,15 +228,15 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer in ("self_attn", "mlp"):
-                self.add_module(f"{sublayer}_connection", self.connection(spec, model_properties.hidden_size))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_connection", self.connection(spec, model_properties.hidden_size))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer}_connection")(
+            for sublayer_name in ("self_attn", "mlp"):
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer_name}_connection")(
                     x, pass_state
                 )
-                sublayer_output = self._sublayer_output(sublayer, sublayer_input, pass_state)
+                sublayer_output = self._sublayer_output(sublayer_name, sublayer_input, pass_state)
                 x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 

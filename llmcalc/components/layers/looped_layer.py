@@ -62,15 +62,15 @@ class LoopedAttention(GroupedQueryMixer):
     def length_thresholds(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
-    def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether this is the second loop, which has the gate."""
+    def flow(self, recorder: Flow, x: Value, is_second_loop: bool = False) -> Value:
+        """Records attention. is_second_loop: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
-        projection_role: Role = "shared" if is_second else "own"
+        projection_role: Role = "shared" if is_second_loop else "own"
         q = recorder.rope(self._project(recorder, "q_proj", x, projection_role, heads, head_dim), self.position)
         k = recorder.rope(self._project(recorder, "k_proj", x, projection_role, kv_heads, head_dim), self.position)
         v = self._project(recorder, "v_proj", x, projection_role, kv_heads, head_dim)
-        if is_second:
+        if is_second_loop:
             attn_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
@@ -81,9 +81,9 @@ class LoopedAttention(GroupedQueryMixer):
         return self._project(recorder, "o_proj", attn_output, projection_role, *x.axes)
 
     def _project(
-        self, recorder: Flow, projection: str, x: Value, projection_role: Role, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, projection_name: str, x: Value, projection_role: Role, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        with recorder.scope(projection, role=projection_role):
+        with recorder.scope(projection_name, role=projection_role):
             return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
     def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
@@ -150,7 +150,7 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
-        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second_loop)
+        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second_loop=is_second_loop)
         x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
         residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
@@ -207,7 +207,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
+            q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
             q, k = (spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))

@@ -48,8 +48,8 @@ class PerLayerEmbedding(StackPart):
                 "hidden_size_per_layer_input, and nowhere else"
             )
 
-    def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
-        vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
+    def flow(self, recorder: Flow, x: Value, layer_count: Number = 1) -> Value:
+        vector_axes = Axis("layers", layer_count), Axis("per_layer", self.hidden_size_per_layer_input)
         vocab, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
         if vocab is not None:
@@ -66,8 +66,8 @@ class PerLayerEmbedding(StackPart):
         recorder.hold(both=layer_vectors)
         return recorder.scale(layer_vectors, 2**-0.5)
 
-    def reference(self, model_properties: ModelProperties, layers: int = 1) -> nn.Module:
-        return _reference_classes()["table"](self, model_properties, layers)
+    def reference(self, model_properties: ModelProperties, layer_count: int = 1) -> nn.Module:
+        return _reference_classes()["table"](self, model_properties, layer_count)
 
 
 class PerLayerGate(Part):
@@ -114,14 +114,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
 
-        def __init__(self, spec: PerLayerEmbedding, model_properties: ModelProperties, layers: int) -> None:
+        def __init__(self, spec: PerLayerEmbedding, model_properties: ModelProperties, layer_count: int) -> None:
             super().__init__()
             self.rows = spec.vocab_size_per_layer_input
             self.width = spec.hidden_size_per_layer_input
             self.hidden = model_properties.hidden_size
             if self.rows is not None:
-                self.embed = nn.Embedding(self.rows, layers * self.width)
-            self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
+                self.embed = nn.Embedding(self.rows, layer_count * self.width)
+            self.projection = nn.Linear(self.hidden, layer_count * self.width, bias=False)
             self.norm = spec.norm.reference(ModelProperties(self.width))
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

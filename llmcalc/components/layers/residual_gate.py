@@ -39,15 +39,15 @@ class ResidualGateLayer(WholeLayer):
     norm_placement: Literal["sandwich"] = "sandwich"
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        for sublayer, component, output_norm in (
+        for sublayer_name, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, x)
             recorder.hold(x=x, y=sublayer_output)
-            sublayer_output = recorder.part(f"{sublayer}_post_norm", output_norm, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer_name}_post_norm", output_norm, sublayer_output)
             recorder.hold(y=sublayer_output)
-            with recorder.scope(f"{sublayer}_residual_gate", kind="residual"):
+            with recorder.scope(f"{sublayer_name}_residual_gate", kind="residual"):
                 gate_weight = recorder.act(recorder.vector("", *x.axes), "sigmoid")
                 x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(sublayer_output, gate_weight))
             recorder.hold(x=x)
@@ -72,18 +72,23 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
-                self.add_module(f"{sublayer}_post_norm", norm.reference(model_properties))
-                self.add_module(f"{sublayer}_residual_gate", vector_module(torch.zeros(model_properties.hidden_size)))
+            for sublayer_name, norm in (
+                ("self_attn", spec.attention_output_norm),
+                ("mlp", spec.feed_forward_output_norm),
+            ):
+                self.add_module(f"{sublayer_name}_post_norm", norm.reference(model_properties))
+                self.add_module(
+                    f"{sublayer_name}_residual_gate", vector_module(torch.zeros(model_properties.hidden_size))
+                )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            for sublayer in ("self_attn", "mlp"):
-                sublayer_output = self._sublayer_output(sublayer, x, pass_state)
-                sublayer_output = self.get_submodule(f"{sublayer}_post_norm")(sublayer_output)
-                gate: Any = self.get_submodule(f"{sublayer}_residual_gate")
+            for sublayer_name in ("self_attn", "mlp"):
+                sublayer_output = self._sublayer_output(sublayer_name, x, pass_state)
+                sublayer_output = self.get_submodule(f"{sublayer_name}_post_norm")(sublayer_output)
+                gate: Any = self.get_submodule(f"{sublayer_name}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)
-                residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
-                x = residual_share * x + gate_weight * sublayer_output
+                residual_weight = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
+                x = residual_weight * x + gate_weight * sublayer_output
             return x
 
     return ResidualGateReference

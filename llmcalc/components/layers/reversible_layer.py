@@ -119,8 +119,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             self.tokens = x.shape[1]
-            padded_tokens = -x.shape[1] % self.block if x.shape[1] > self.least else 0
-            return nn.functional.pad(x, (0, 0, 0, padded_tokens)).repeat(1, 1, 2)
+            padding_tokens = -x.shape[1] % self.block if x.shape[1] > self.least else 0
+            return nn.functional.pad(x, (0, 0, 0, padding_tokens)).repeat(1, 1, 2)
 
         def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]

@@ -86,7 +86,7 @@ class ShortcutLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms = Norm(type="rmsnorm")
+        rmsnorm = Norm(type="rmsnorm")
         grouped_attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         corrected_router, identity_experts = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
@@ -101,7 +101,7 @@ class ShortcutLayer(PreNormLayer):
         ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
         small_mixture = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated_network)
         return [
-            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense_network, norm=rms),
+            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense_network, norm=rmsnorm),
             cls(
                 attention=grouped_attention,
                 feed_forward=small_mixture,

@@ -37,9 +37,9 @@ class WholeLayer(Layer):
             )
         return self
 
-    def _record_sublayer(self, recorder: Flow, sublayer: str, component: Any, x: Value) -> Value:
+    def _record_sublayer(self, recorder: Flow, sublayer_name: str, component: Any, x: Value) -> Value:
         """Records the preceding norm and the sublayer, and returns the output."""
-        return recorder.part(sublayer, component, recorder.part(f"{sublayer}_pre_norm", self.norm, x))
+        return recorder.part(sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x))
 
 
 class PreNormLayer(WholeLayer):
@@ -69,12 +69,12 @@ def pre_norm_class() -> Any:
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for sublayer, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer, component.reference(model_properties))
+            for sublayer_name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
 
-        def _sublayer_output(self, sublayer: str, x: Tensor, pass_state: PassState) -> Tensor:
+        def _sublayer_output(self, sublayer_name: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of a sublayer with a preceding norm."""
-            return self.get_submodule(sublayer)(self.get_submodule(f"{sublayer}_pre_norm")(x), pass_state)
+            return self.get_submodule(sublayer_name)(self.get_submodule(f"{sublayer_name}_pre_norm")(x), pass_state)
 
     return PreNormReference

@@ -90,34 +90,40 @@ class SharedBlock(Part):
             )
         return self
 
-    def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
+    def flow(
+        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: Others | None = None
+    ) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
         norm: the layer's norm.
-        out: the axes of the output.
+        output_axes: the axes of the output.
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
+        def record_adapter(adapter_input: Value, adapter_axes: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, adapter_axes, other_adapters)
 
         recorder.hold(x=x)
         normed_x = recorder.part("self_attn_pre_norm", norm, x)
-        attention_adapter = adapter if self.attention_adapters else None
-        attn_output = recorder.part("self_attn", self.attention, normed_x, out=out, adapter=attention_adapter)
+        attention_adapter = record_adapter if self.attention_adapters else None
+        attn_output = recorder.part(
+            "self_attn", self.attention, normed_x, output_axes=output_axes, adapter=attention_adapter
+        )
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
-            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else adapter)
+            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else record_adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
-        network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
-        gate = recorder.linear("gate_proj", x, ffn, bias=network.gate_bias)
-        up_projection = recorder.linear("up_proj", x, ffn, bias=network.up_bias)
+        network, ffn_axis = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
+        gate = recorder.linear("gate_proj", x, ffn_axis, bias=network.gate_bias)
+        up_projection = recorder.linear("up_proj", x, ffn_axis, bias=network.up_bias)
         recorder.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
-            gate_addition, up_addition = recorder.split(adapter(x, (JoinedShapes(((ffn,), (ffn,))),)), (ffn,), (ffn,))
+            gate_addition, up_addition = recorder.split(
+                adapter(x, (JoinedShapes(((ffn_axis,), (ffn_axis,))),)), (ffn_axis,), (ffn_axis,)
+            )
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
@@ -139,8 +145,8 @@ class SharedBlock(Part):
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
                 "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
-            ) as adapter_positions:
-                adapter_positions.per_layer = adapter_role == "kept"  # the layers that run them create them
+            ) as other_adapters_scope:
+                other_adapters_scope.per_layer = adapter_role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -208,7 +214,7 @@ class ZambaLayer(Layer):
             self.transformer,
             block_input,
             norm=self.norm,
-            out=x.axes,
+            output_axes=x.axes,
             other_adapters=other_adapters,
             role=block_role,
         )
@@ -227,18 +233,22 @@ class ZambaLayer(Layer):
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4)
         network = FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
-        rotary = attention.model_copy(update={"position": Rope()})
+        rotary_attention = attention.model_copy(update={"position": Rope()})
         shared_blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
-            (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
+            (Mamba2.examples()[0], SharedBlock(attention=rotary_attention, feed_forward=network, adapter_rank=3)),
             (
                 Mamba2.examples()[1],
-                SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True),
+                SharedBlock(attention=rotary_attention, feed_forward=network, adapter_rank=3, attention_adapters=True),
             ),
             (
                 Mamba2.examples()[1],
                 SharedBlock(
-                    attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2
+                    attention=rotary_attention,
+                    feed_forward=network,
+                    adapter_rank=3,
+                    attention_adapters=True,
+                    idle_adapters=2,
                 ),
             ),
         ]
@@ -251,25 +261,27 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LowRankAdapter(nn.Module):
-        """A low-rank adapter. x: [..., n_in] → [..., n_out]."""
+        """A low-rank adapter. x: [..., in_features] → [..., out_features]."""
 
-        def __init__(self, n_in: int, rank: int, n_out: int) -> None:
+        def __init__(self, in_features: int, rank: int, out_features: int) -> None:
             super().__init__()
-            self.down, self.up = nn.Linear(n_in, rank, bias=False), nn.Linear(rank, n_out, bias=False)
+            self.down, self.up = nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.up(self.down(x))
 
-    def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+    def build_adapters(spec: SharedBlock, in_features: int, out_features: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
-        return nn.ModuleList(LowRankAdapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
+        return nn.ModuleList(
+            LowRankAdapter(in_features, spec.adapter_rank or 0, out_features) for _ in range(1 + spec.idle_adapters)
+        )
 
     class AdaptedLinear(nn.Linear):
         """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
 
-        def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
-            super().__init__(n_in, n_out, bias=bias)
-            self.adapters = build_adapters(spec, n_in, n_out)
+        def __init__(self, in_features: int, out_features: int, spec: SharedBlock, bias: bool) -> None:
+            super().__init__(in_features, out_features, bias=bias)
+            self.adapters = build_adapters(spec, in_features, out_features)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)
@@ -305,11 +317,11 @@ def _reference_class() -> type[nn.Module]:
                 block.attention.reference(block_properties),
                 BlockNetwork(block, model_properties),
             )
-            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear_module: Any = getattr(self.self_attn, projection)
+            for projection_name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                linear_module: Any = getattr(self.self_attn, projection_name)
                 setattr(
                     self.self_attn,
-                    projection,
+                    projection_name,
                     AdaptedLinear(
                         linear_module.in_features, linear_module.out_features, block, linear_module.bias is not None
                     ),

@@ -202,15 +202,15 @@ class Attention(TokenMixer):
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         if self.whole_pass and (self.length_thresholds() or is_distance_based):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
-        idle_names = self.idle_projections
-        if len({*idle_names}) < len(idle_names) or RUN_PROJECTIONS & {*idle_names}:
+        idle_projections = self.idle_projections
+        if len({*idle_projections}) < len(idle_projections) or RUN_PROJECTIONS & {*idle_projections}:
             raise ValueError(
-                f"idle_projections: {', '.join(idle_names)}; expected names that differ from one another and from "
-                + ", ".join(sorted(RUN_PROJECTIONS))
+                f"idle_projections: {', '.join(idle_projections)}; "
+                "expected names that differ from one another and from " + ", ".join(sorted(RUN_PROJECTIONS))
             )
-        for score_part in (self.position, self.block_indexer):
-            if score_part is not None:
-                score_part.check_attention(self)
+        for score_component in (self.position, self.block_indexer):
+            if score_component is not None:
+                score_component.check_attention(self)
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -344,23 +344,27 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         memory: Value | None = None,
-        out: Shape | None = None,
+        output_axes: Shape | None = None,
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: the input of keys and values, default x. out: axes of the output, default x's.
+        """Records attention. memory: the input of keys and values, default x. output_axes: default x's.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
-        num_heads, k, head_size = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", head_size)
+        num_heads, num_kv_heads, head_size = self.sizes(x.width)
+        heads, kv_heads, head_dim = (
+            Axis("heads", num_heads),
+            Axis("kv_heads", num_kv_heads),
+            Axis("head_dim", head_size),
+        )
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
         projected_q = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
         q = self._normalize_and_rotate(recorder, projected_q, "q_norm", head_dim)
-        for projection in self.idle_projections:
-            with recorder.scope(projection, role="idle"):
+        for projection_name in self.idle_projections:
+            with recorder.scope(projection_name, role="idle"):
                 recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
@@ -420,7 +424,7 @@ class Attention(TokenMixer):
         if self.sinks or self.sink_keys:
             recorder.vector("sinks", *((kv_heads, head_dim) if self.sink_keys else (heads,)))
         attn_output = self._normalize_and_gate(recorder, x, attn_output, value_axis)
-        return recorder.linear("o_proj", attn_output, *(x.axes if out is None else out), bias=self.o_bias)
+        return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.o_bias)
 
     def _normalize_and_gate(self, recorder: Flow, x: Value, attn_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
@@ -437,27 +441,29 @@ class Attention(TokenMixer):
         return attn_output
 
     def _project_heads(
-        self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
+        self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(projection, x, *output_axes, bias=bias, is_fused=self.fused_qkv)
-        with recorder.scope(projection):
+            return recorder.linear(projection_name, x, *output_axes, bias=bias, is_fused=self.fused_qkv)
+        with recorder.scope(projection_name):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
     def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
-        qk = self.qk_norm
+        qk_norm = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
-            assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
-            head_axis = v.axes[0] if qk.scope == "per_head" else None
-            return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
+            assert qk_norm is not None
+            normed_axes = v.axes if qk_norm.scope == "projection" else (head_dim,)
+            head_axis = v.axes[0] if qk_norm.scope == "per_head" else None
+            return recorder.norm(
+                norm_name, v, qk_norm.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None
+            )
 
-        x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
+        x = normalize_heads(x) if qk_norm is not None and qk_norm.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
-        return normalize_heads(x) if qk is not None and qk.order == "after_rope" else x
+        return normalize_heads(x) if qk_norm is not None and qk_norm.order == "after_rope" else x
 
     def _keys_and_values(
         self,
@@ -480,13 +486,14 @@ class Attention(TokenMixer):
                 Value(x.rows, (heads, head_dim), is_constant=True),
                 Value(x.rows, (heads, value_axis), is_constant=True),
             )
-            shareable_values = (
-                lower_layer
-                for lower_layer in reversed(computed_keys_and_values)
-                if self._can_share_with(lower_layer[0])
+            shareable_keys_and_values = (
+                layer_keys_and_values
+                for layer_keys_and_values in reversed(computed_keys_and_values)
+                if self._can_share_with(layer_keys_and_values[0])
             )
             _, keys, values = next(
-                shareable_values, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
+                shareable_keys_and_values,
+                computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values,
             )  # nothing: the layer is recorded alone
             return keys.view(*recorder.part_on_rank((heads, head_dim))), values.view(
                 *recorder.part_on_rank((heads, value_axis))
@@ -497,12 +504,12 @@ class Attention(TokenMixer):
             keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
-                values_input = x if value_input is None else value_input
+                v_proj_input = x if value_input is None else value_input
                 values = (
-                    self._project_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
+                    self._project_heads(recorder, "v_proj", v_proj_input, (heads, value_axis), self.v_bias, adapter)
                     if self.value_experts is None
                     else recorder.part(
-                        "value_experts", self.value_experts, values_input, heads=heads, head_axis=value_axis
+                        "value_experts", self.value_experts, v_proj_input, heads=heads, head_axis=value_axis
                     )
                 )
             recorder.hold(k=keys, v=values, raw=keys)
@@ -559,7 +566,7 @@ class Attention(TokenMixer):
         from .token_indexer import TokenIndexer
         from .value_experts import ValueExperts
 
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        rmsnorm, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
         token_indexer = TokenIndexer(index_n_heads=3, index_head_dim=8, index_topk=5, rotary_dim=4)
@@ -573,9 +580,9 @@ class Attention(TokenMixer):
             grouped_query(head_dim=16),  # head_dim is not hidden / heads
             four_heads(num_key_value_heads=1, position=AlibiBias(), q_bias=True, o_bias=True),
             four_heads(k_bias=True, v_bias=True, position=half_rope),
-            grouped_query(qk_norm=QKNorm(norm=rms)),
+            grouped_query(qk_norm=QKNorm(norm=rmsnorm)),
             grouped_query(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
-            grouped_query(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
+            grouped_query(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rmsnorm, scope="projection")),
             grouped_query(sliding_window=5, sinks=True),
             four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
             four_heads(position=TransformerXLScores()),
@@ -584,11 +591,11 @@ class Attention(TokenMixer):
             grouped_query(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
             grouped_query(output_gate=OutputGate(per="head")),
             four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
-            grouped_query(head_dim=8, sub_norm=rms),
-            grouped_query(head_dim=8, head_norm=rms),
+            grouped_query(head_dim=8, sub_norm=rmsnorm),
+            grouped_query(head_dim=8, head_norm=rmsnorm),
             grouped_query(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
             grouped_query(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
-            grouped_query(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
+            grouped_query(attention_k_eq_v=True, qk_norm=QKNorm(norm=rmsnorm), v_norm=rmsnorm),
             four_heads(sinks=True, float32_softmax=False),
             grouped_query(sliding_window=5, sink_keys=True),
             grouped_query(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
@@ -630,8 +637,8 @@ def _reference_class() -> type[nn.Module]:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
-            for projection in spec.idle_projections:
-                self.add_module(projection, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
+            for projection_name in spec.idle_projections:
+                self.add_module(projection_name, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -762,7 +769,7 @@ def _reference_class() -> type[nn.Module]:
         def _mask_and_bias(self, x: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             query_count = x.shape[1]
-            keys = k.shape[-2]
+            key_count = k.shape[-2]
             end_position = pass_state.past_tokens + x.shape[1]
             spec = self.spec
             mask = attention_mask(
@@ -773,7 +780,7 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk_size=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(pass_state, end_position, query_count, keys, x.device)
+            return mask, self._score_bias(pass_state, end_position, query_count, key_count, x.device)
 
         def _score_bias(
             self, pass_state: PassState, end_position: int, query_count: int, key_count: int, device: Any
@@ -799,18 +806,18 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(pass_state, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, patch_columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, patch_columns))
             patch_squares = [
                 square_patches.flatten()
                 for row_band in patch_index_grid.split(square_side)
                 for square_patches in row_band.split(square_side, 1)
             ]
             square_outputs = []
-            for patches in patch_squares:
-                patch_index = patches.to(q.device)
+            for square_indices in patch_squares:
+                patch_index = square_indices.to(q.device)
                 square_outputs.append(
                     self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )
@@ -843,8 +850,11 @@ def _reference_class() -> type[nn.Module]:
             sinks = self.sinks.weight if self.sinks is not None else None
             logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
+                float32_options = {
+                    "float32_softmax": self.spec.float32_softmax,
+                    "float32_scores": self.spec.float32_scores,
+                }
+                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **float32_options)
             else:
                 attn_output = self._attention_in_squares(
                     q, k, v, pass_state.patch_columns, self.spec.grid_window, logit_cap

@@ -68,11 +68,11 @@ class BlendedAttention(WindowedMixer):
     def _blend_with_previous_row(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
-        previous_tokens = recorder.shift(x, state_name=f"last_{projection_letter}")
+        previous_rows = recorder.shift(x, state_name=f"last_{projection_letter}")
         recorder.state(f"last_{projection_letter}", *x.axes, state_kind="conv_state")
         conv_weights = recorder.vector(f"conv_{projection_letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
-            recorder.mul(previous_tokens, recorder.take(conv_weights, kv_heads)),
+            recorder.mul(previous_rows, recorder.take(conv_weights, kv_heads)),
             recorder.mul(x, recorder.take(conv_weights, kv_heads)),
         )
 
@@ -105,14 +105,14 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _blend_with_previous_row(
-            self, x: Tensor, weights: Tensor, state_module: Any, pass_state: PassState
+            self, x: Tensor, conv_weights: Tensor, state_module: Any, pass_state: PassState
         ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
             stored_row = state_module.load(pass_state)
             previous_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
             state_module.keep(pass_state, x[:, :, -1])
-            previous_tokens = torch.cat([previous_row, x[:, :, :-1]], 2)
-            return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
+            previous_rows = torch.cat([previous_row, x[:, :, :-1]], 2)
+            return previous_rows * conv_weights[0, :, None, None] + x * conv_weights[1, :, None, None]
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec

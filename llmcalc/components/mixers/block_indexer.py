@@ -201,16 +201,16 @@ def _reference_class() -> type[nn.Module]:
             if not pass_state.past_tokens or x.shape[1] > 1:
                 return k, v, selected_mask
             end_position, block_size = k.shape[-2], self.spec.index_block_size
-            read_tokens = min(
+            read_token_count = min(
                 end_position, (self.spec.index_topk_blocks - 1) * block_size + (end_position - 1) % block_size + 1
             )
             token_indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)
                 .sort(dim=-1, descending=True, stable=True)
-                .indices[..., :read_tokens, None]
+                .indices[..., :read_token_count, None]
             )
             k, v = (tensor.gather(2, token_indices.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
-            return k, v, torch.ones_like(selected_mask[..., :read_tokens])
+            return k, v, torch.ones_like(selected_mask[..., :read_token_count])
 
     return BlockIndexerReference

@@ -120,14 +120,18 @@ class CompressedConvAttention(WindowedMixer):
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, head_dim), (kv_heads, _) = q.axes, k.axes
         joined_axes = JoinedShapes(((heads,), (kv_heads,)), "all_heads")
-        head_kernel = self.cca_time0
-        group_kernel = self.cca_time1
+        channel_kernel_size = self.cca_time0
+        head_kernel_size = self.cca_time1
         joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state(
-            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
+            "conv_state",
+            joined_axes,
+            head_dim,
+            Axis("steps", channel_kernel_size + head_kernel_size - 2),
+            state_kind="conv_state",
         )
-        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state_name="conv_state")
+        padded_rows = recorder.padded(joined_heads, channel_kernel_size + head_kernel_size - 2, state_name="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined_heads = recorder.conv(
@@ -135,9 +139,9 @@ class CompressedConvAttention(WindowedMixer):
             padded_rows,
             joined_axes,
             head_dim,
-            kernel=head_kernel,
+            kernel=channel_kernel_size,
             groups=joined_heads.width,
-            overlap=group_kernel - 1,
+            overlap=head_kernel_size - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
@@ -145,39 +149,39 @@ class CompressedConvAttention(WindowedMixer):
             joined_heads,
             joined_axes,
             head_dim,
-            kernel=group_kernel,
+            kernel=head_kernel_size,
             groups=joined_axes.size,
             **conv_options,
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
-        mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
+        mean_q = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         # over the queries that share a key
-        mean_of_keys = recorder.sum(mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, is_mean=True)
-        recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
+        mean_k = recorder.sum(mean_q.view(kv_heads, group_axis, head_dim), *k.axes, is_mean=True)
+        recorder.hold(mean_q=mean_q, mean_k=mean_k)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
-        return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)
+        return recorder.add(convolved_q, mean_q), recorder.add(convolved_k, mean_k)
 
     def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> Value:
         """Returns the values: half is computed from the token, half from the previous token."""
-        half_width = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
+        half_axis = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
             projected_v = recorder.linear(
-                "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithZeroStart(source_rows=x.rows)
+                "v_proj_before", x, half_axis, bias=has_bias, counted_rows=RowsWithZeroStart(source_rows=x.rows)
             )
             previous_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
                 state_name="value_state",
             )
             recorder.hold(made=projected_v, first=previous_row)
-            recorder.state("value_state", half_width, last_values=(projected_v,))
+            recorder.state("value_state", half_axis, last_values=(projected_v,))
             delayed_values = recorder.delayed(projected_v, previous_row)
             recorder.hold(late=delayed_values)
             return recorder.cat(
-                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, head_dim)
+                recorder.linear("v_proj", x, half_axis, bias=has_bias), delayed_values, axes=(kv_heads, head_dim)
             )
 
     def _scale_and_rotate(self, recorder: Flow, x: Value) -> Value:
@@ -247,14 +251,14 @@ def _reference_class() -> type[nn.Module]:
 
         def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
-            kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
+            kv_heads, padding_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
             stored_rows = self.conv_state.load(pass_state)
             if stored_rows is None:
-                padded_rows = nn.functional.pad(joined_heads, (past_tokens, 0))
+                padded_rows = nn.functional.pad(joined_heads, (padding_tokens, 0))
             else:
                 padded_rows = torch.cat([stored_rows[0], joined_heads], -1)
-            self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
+            self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - padding_tokens :])
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )

@@ -62,7 +62,7 @@ class ChunkedAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         if self.num_hashes is None:
-            q, k = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj"))
+            q, k = (recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj"))
         else:
             q = recorder.linear("qk_proj", x, heads, head_dim)
             k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (head_dim,))
@@ -125,17 +125,19 @@ def _reference_class() -> type[nn.Module]:
             self.length, self.causal = spec.chunk_length, causal
             self.neighbours = range(-spec.chunks_before, spec.chunks_after + 1)
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, has_chunks: bool) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, has_chunks: bool
+        ) -> tuple[Tensor, Tensor]:
             if has_chunks:
                 q, k, v = (x.unflatten(2, (-1, self.length)) for x in (q, k, v))
-                position = position.unflatten(-1, (-1, self.length))
+                positions = positions.unflatten(-1, (-1, self.length))
                 k, v = (torch.cat([x.roll(-i, 2) for i in self.neighbours], 3) for x in (k, v))
-                key_position = torch.cat([position.roll(-i, -2) for i in self.neighbours], -1)
+                key_positions = torch.cat([positions.roll(-i, -2) for i in self.neighbours], -1)
             else:
-                key_position = position
+                key_positions = positions
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if self.causal:
-                scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
+                scores = scores.masked_fill(positions[..., None] < key_positions[..., None, :], -1e5)
             log_sums = torch.logsumexp(scores, -1, keepdim=True)
             attn_output = torch.exp(scores - log_sums) @ v
             return (attn_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attn_output, log_sums)
@@ -148,8 +150,8 @@ def _reference_class() -> type[nn.Module]:
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
             hidden_size, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
-            for projection in projections:
-                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
+            for projection_name in projections:
+                self.add_module(projection_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
@@ -158,14 +160,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, *k, v = (
-                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in self.names
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in self.names
             )
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
-            position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
+            positions = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
             if self.hashes is None or not has_chunks:
-                attn_output, _ = self.core(q, keys, v, position, has_chunks)
+                attn_output, _ = self.core(q, keys, v, positions, has_chunks)
             else:
                 token_order = self.hashing(q)
                 token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])

@@ -116,41 +116,43 @@ class CompressedAttention(EntryAttention):
             return recorder.keep_entries(op, kv_entries, *pending_rows)
 
     def _join_previous_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, token_rows: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
-        window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
+        window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
-            (delayed_series, current_series), (gate_delayed_series, current_gate) = (
+            (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
                 recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
                 for series_value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),
-                recorder.zeros(gate_delayed_series, state_name="last_window"),
+                recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
                 recorder.resumed(zero_window, "last_window", window_index)
                 for window_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=tokens)
-            recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
+            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)
+            recorder.record("state", "last_window", (delayed_series, delayed_gate_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
-            delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
+            delayed_gate = recorder.delayed(delayed_gate_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
-            return recorder.cat(delayed_window, current_series, axes=(window_rows, head_dim)), recorder.cat(
-                delayed_gate, current_gate, axes=(window_rows, head_dim)
+            return recorder.cat(delayed_window, current_series, axes=(window_axes, head_dim)), recorder.cat(
+                delayed_gate, current_gate_series, axes=(window_axes, head_dim)
             )
 
-    def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
             x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
         )
-        weight = Weight(projection, output_axes, x.axes)
-        return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
+        weight = Weight(projection_name, output_axes, x.axes)
+        return recorder.step(
+            "linear", projection_name, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -203,19 +205,24 @@ def _reference_class() -> type[nn.Module]:
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
-            (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
+                kv.chunk(2, -1),
+                gate.chunk(2, -1),
+            )
             stored_window = self.last_window.load(pass_state)
             first_window = (
-                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
+                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(delayed_gate_series[:, :1], float("-inf")))
                 if stored_window is None
                 else tuple(tensor[:, None] for tensor in stored_window)
             )
-            self.last_window.keep(pass_state, delayed_series[:, -1], gate_delayed_series[:, -1])
+            self.last_window.keep(pass_state, delayed_series[:, -1], delayed_gate_series[:, -1])
             delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
-                torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
+                torch.cat([first_window[1], delayed_gate_series[:, :-1]], 1),
             )
-            return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
+            return torch.cat([delayed_window[0], current_series], 2), torch.cat(
+                [delayed_window[1], current_gate_series], 2
+            )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)
@@ -235,8 +242,8 @@ def _reference_class() -> type[nn.Module]:
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, pass_state)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
-                positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
+                first_entry_index = 0 if kv_entries is None else kv_entries.shape[1]
+                positions = (torch.arange(window_count, device=x.device) + first_entry_index) * self.rate
                 new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
@@ -253,16 +260,14 @@ def _reference_class() -> type[nn.Module]:
             self.compressor = EntryCompressor(spec, hidden_size, spec.indexer.index_head_dim)
 
         @torch.no_grad()
-        def forward(
-            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, pass_state: PassState
-        ) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, allowed_mask: Tensor, pass_state: PassState) -> Tensor:
             kv_entries = self.compressor(x, pass_state)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
-                scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+                scores.masked_fill(~allowed_mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
             return ranked_entries[..., : self.topk]
 
@@ -284,18 +289,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             kv_entries = self.compressor(x, pass_state)
-            complete_entries = (
+            complete_entry_counts = (
                 pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
             ) // spec.compress_rate
-            allowed_entries = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entries[:, None]
+            allowed_mask = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entry_counts[:, None]
             if spec.indexer is None:
-                return kv_entries, allowed_entries
-            selected_entries = self.indexer(x, compressed_query, allowed_entries, pass_state)
+                return kv_entries, allowed_mask
+            selected_entries = self.indexer(x, compressed_query, allowed_mask, pass_state)
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), allowed_entries[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
+                return kv_entries.gather(1, gather_index), allowed_mask[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(allowed_mask).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return kv_entries, (allowed_entries & selected_mask)[:, None]
+            return kv_entries, (allowed_mask & selected_mask)[:, None]
 
     return CompressedAttentionReference

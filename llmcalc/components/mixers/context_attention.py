@@ -118,16 +118,16 @@ def _reference_class() -> type[nn.Module]:
             self.block_core = product_class()()
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
-        def _project_heads(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
+        def _project_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
-            heads: Tensor = self._split_heads(projection, x)
-            if projection == "v":
+            heads: Tensor = self._split_heads(projection_letter, x)
+            if projection_letter == "v":
                 return heads
             return self.spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, target_states = self.spec, pass_state.shared_values["target_states"]
-            q, k, v = (self._project_heads(projection, x, pass_state) for projection in "qkv")
+            q, k, v = (self._project_heads(projection_letter, x, pass_state) for projection_letter in "qkv")
             context_k, context_v = self.cache(
                 pass_state,
                 self._project_heads("k", target_states, pass_state),

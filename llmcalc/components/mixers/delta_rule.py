@@ -24,18 +24,20 @@ CHUNK_TOKENS = 64
 """The number of tokens per chunk in every known implementation."""
 
 
-def record_convolved_heads(recorder: Flow, x: Value, key_axes: Shape, value_axes: Shape, kernel: int) -> list[Value]:
+def record_convolved_heads(
+    recorder: Flow, x: Value, key_axes: Shape, value_axes: Shape, kernel_size: int
+) -> list[Value]:
     """Records projections to queries, keys and values, and a short convolution with SiLU over all of them.
 
-    key_axes: the axes of queries and keys. value_axes: the axes of values. kernel: the kernel size of the convolution.
+    key_axes: the axes of queries and keys. value_axes: the axes of values. kernel_size: the convolution's, in tokens.
     """
     q = recorder.linear("q_proj", x, *key_axes)
     k = recorder.linear("k_proj", x, *key_axes)
     v = recorder.linear("v_proj", x, *value_axes)
     qkv_axes = JoinedShapes((key_axes, key_axes, value_axes))
     qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
-    qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-    recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
+    qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel_size, groups=qkv.width, padding=kernel_size - 1)
+    recorder.state("conv_state", qkv_axes, Axis("kernel", kernel_size), state_kind="conv_state")
     return list(recorder.split(recorder.act(qkv, "silu"), *qkv_axes.shapes))
 
 
@@ -89,7 +91,7 @@ def delta_rule_class() -> type[nn.Module]:
         β: [batch, heads, tokens].
 
         g: the log decay, [batch, heads, tokens, 1] or one per key channel; None without a decay.
-        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
+        state_module: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
         def __init__(self, chunk_size: int, decays_by_channel: bool) -> None:
@@ -104,18 +106,18 @@ def delta_rule_class() -> type[nn.Module]:
             g: Tensor | None,
             beta: Tensor,
             pass_state: PassState,
-            state: Any,
+            state_module: Any,
         ) -> Tensor:
             q, k, v, beta = (x.float() for x in (q, k, v, beta))
             g = None if g is None else g.float()
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
-            stored_state = state.load(pass_state)
+            stored_state = state_module.load(pass_state)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
             scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
                 q, k, v, g, beta, old_state
             )
-            state.keep(pass_state, new_state)
+            state_module.keep(pass_state, new_state)
             return scan_output
 
         def _run_token(

@@ -111,14 +111,14 @@ class DifferentialAttention(WindowedMixer):
         k = recorder.repeat(k, heads)
         recorder.hold(k=k)
         window = self.sliding_window
-        attention_cores = (
+        core_outputs = (
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
         double_dim = JoinedShapes(((head_dim,), (head_dim,)))
-        joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
-        half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
+        joined_heads = recorder.cat(*core_outputs, axes=(heads, double_dim))
+        half_head_axes = Axis("half_heads", exact_div(heads.size, 2)), double_dim
+        first_heads, second_heads = recorder.split(joined_heads, half_head_axes, half_head_axes)
         subtraction_factor = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
             self.lambda_init,
@@ -207,8 +207,8 @@ def _reference_class() -> type[nn.Module]:
             q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
-        def _rotate(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
-            heads, position = self._split_heads(projection, x), self.spec.position
+        def _rotate(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
+            heads, position = self._split_heads(projection_letter, x), self.spec.position
             return heads if position is None else position.rotate_heads(heads, pass_state, pass_state.past_tokens)
 
         def _keys_and_values(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
@@ -238,8 +238,8 @@ def _reference_class() -> type[nn.Module]:
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
-            subtracted_share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
-            head_outputs = (1 - self.spec.lambda_init) * self.norm(first_heads - subtracted_share * second_heads)
+            subtraction_factor = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
+            head_outputs = (1 - self.spec.lambda_init) * self.norm(first_heads - subtraction_factor * second_heads)
             return self.o_proj(head_outputs.transpose(1, 2).flatten(2))
 
     return DifferentialReference

@@ -89,11 +89,11 @@ class EntryAttention(TokenMixer):
         heads, head_dim = self.num_attention_heads, self.head_dim
         if heads * head_dim % self.o_groups:
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
-        narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
-        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
-            field_name = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+        smallest_head_dim = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
+        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > smallest_head_dim:
+            field_name = "head_dim" if smallest_head_dim == head_dim else "index_head_dim"
             raise ValueError(
-                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {narrowest_head}"
+                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {smallest_head_dim}"
             )
         self.position.check_full_rotation()
         return self
@@ -176,8 +176,8 @@ class EntryAttention(TokenMixer):
             recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
         attn_output = recorder.rope(attn_output, rope, is_inverse=True)
-        groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
+        group_axis = Axis("output_groups", self.o_groups)
+        output_groups = recorder.per_group("o_a_proj", attn_output, group_axis, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
@@ -224,12 +224,12 @@ def group_map_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupMap(nn.Module):
-        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
+        """A separate linear layer per group. x: [batch, tokens, groups, in_features] → [.., out_features]."""
 
-        def __init__(self, group_count: int, n_in: int, n_out: int) -> None:
+        def __init__(self, group_count: int, in_features: int, out_features: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(group_count, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
+            self.weight = nn.Parameter(torch.empty(group_count, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
             group_rows = x.flatten(0, 1).transpose(0, 1)

@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
+            q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
             q, k = (
                 spec.position.rotate_heads(norm(heads), pass_state, 0)
                 for norm, heads in ((self.q_norm, q), (self.k_norm, k))

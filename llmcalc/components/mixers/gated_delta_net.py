@@ -89,9 +89,9 @@ class GatedDeltaNet(RecurrentMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.linear_num_value_heads)
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
-        keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
+        key_axes: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
         value_axes: Shape = (heads, value_dim)
-        q, k, v = record_convolved_heads(recorder, x, keys, value_axes, self.linear_conv_kernel_dim)
+        q, k, v = record_convolved_heads(recorder, x, key_axes, value_axes, self.linear_conv_kernel_dim)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = recorder.mul(
@@ -149,40 +149,44 @@ def _reference_class() -> type[nn.Module]:
         conv_state: Any
         recurrent_state: Any
 
-        def __init__(self, spec: GatedDeltaNet, hidden: int) -> None:
+        def __init__(self, spec: GatedDeltaNet, hidden_size: int) -> None:
             super().__init__()
             heads, self.head_dims = spec.linear_num_value_heads, (spec.linear_key_head_dim, spec.linear_value_head_dim)
             self.key_width = spec.linear_num_key_heads * spec.linear_key_head_dim
             self.value_width = heads * spec.linear_value_head_dim
             self.group, self.strength = heads // spec.linear_num_key_heads, 2.0 if spec.linear_allow_neg_eigval else 1.0
-            self.q_proj = nn.Linear(hidden, self.key_width, bias=False)
-            self.k_proj = nn.Linear(hidden, self.key_width, bias=False)
-            self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
+            self.q_proj = nn.Linear(hidden_size, self.key_width, bias=False)
+            self.k_proj = nn.Linear(hidden_size, self.key_width, bias=False)
+            self.v_proj = nn.Linear(hidden_size, self.value_width, bias=False)
             self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
-            self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
+            self.a_proj, self.b_proj = (
+                nn.Linear(hidden_size, heads, bias=False),
+                nn.Linear(hidden_size, heads, bias=False),
+            )
             self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
             self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
-            self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
+            self.g_proj = nn.Linear(hidden_size, self.value_width, bias=False)
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
-            self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
+            self.o_proj = nn.Linear(self.value_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            dk, dv = self.head_dims
+            key_dim, value_dim = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, pass_state, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for vectors in (q, k)
+                vectors.unflatten(-1, (-1, key_dim)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            v = v.unflatten(-1, (-1, dv)).transpose(1, 2)
+            v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
             beta = beta.transpose(1, 2)
             scan_output = self.core(q, k, v, decay, beta, pass_state, self.recurrent_state)
-            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
+            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
             normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed_output.flatten(2))
 

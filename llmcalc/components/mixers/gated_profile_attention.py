@@ -45,28 +45,28 @@ class GatedProfileAttention(ProfileAttention):
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
         window = self.sliding_window
-        rank = Axis("profiles", self.relative_rank)
+        rank_axis = Axis("profiles", self.relative_rank)
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
                 recorder,
                 f"{projection_letter}_conv",
-                recorder.linear(f"{projection_letter}_proj", token, kv_heads, head_dim),
-                token,
+                recorder.linear(f"{projection_letter}_proj", projection_input, kv_heads, head_dim),
+                projection_input,
             )
-            for projection_letter, token in (
+            for projection_letter, projection_input in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
         )
-        profile_weights = recorder.linear("r_proj", x, heads, rank)
+        profile_weights = recorder.linear("r_proj", x, heads, rank_axis)
         gate = recorder.linear("gate_proj", x, heads, head_dim)
         sinks = recorder.linear("sink_proj", x, heads)
         q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
         keys = recorder.normalized(keys, WEIGHTLESS, (head_dim,))
         values = recorder.normalized(values, WEIGHTLESS, (head_dim,))
         profile_weights = recorder.normalized(
-            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
+            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank_axis)), WEIGHTLESS, (rank_axis,)
         )
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
@@ -81,16 +81,16 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _convolve_heads(self, recorder: Flow, conv_name: str, x: Value, token: Value) -> Value:
+    def _convolve_heads(self, recorder: Flow, conv_name: str, x: Value, filter_input: Value) -> Value:
         """Returns keys or values after their convolution.
 
-        token: the vectors from which a part of the filter is computed.
+        filter_input: the vectors from which a part of the filter is computed.
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
         (heads, head_dim), kernel_axis = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
-            filter_taps = recorder.linear("weight_proj", token, heads, kernel_axis)
+            filter_taps = recorder.linear("weight_proj", filter_input, heads, kernel_axis)
             filter_taps = recorder.mul(
                 filter_taps,
                 recorder.vector("static_weight", heads, head_dim, kernel_axis),
@@ -122,29 +122,31 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def limit_norm(x: Tensor, largest_norm: float) -> Tensor:
+    def limit_norm(x: Tensor, max_norm: float) -> Tensor:
         """Scales vectors down to at most a given length. x: [..., size] → same shape."""
         vector_length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        return (x.float() * (largest_norm / (vector_length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        return (x.float() * (max_norm / (vector_length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
-        def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel: int) -> None:
+        def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel_size: int) -> None:
             super().__init__()
-            self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
-            self.static_weight = vector_module(torch.zeros(kv_width, kernel))
-            self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
+            self.heads, self.kernel, self.size = heads, kernel_size, kv_width // heads
+            self.static_weight = vector_module(torch.zeros(kv_width, kernel_size))
+            self.weight_proj = nn.Linear(hidden_size, heads * kernel_size, bias=False)
             self.conv_state: Any = recurrent_state_class()()
 
-        def forward(self, x: Tensor, token: Tensor, pass_state: PassState) -> Tensor:
+        def forward(self, x: Tensor, filter_inputs: Tensor, pass_state: PassState) -> Tensor:
             stored_rows = self.conv_state.load(pass_state)
             earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
             rows_with_past = torch.cat([earlier_rows, x], 1)
             self.conv_state.keep(pass_state, rows_with_past[:, -self.kernel :])
             windows = rows_with_past[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             filter_taps = (
-                self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
+                self.weight_proj(filter_inputs)
+                .unflatten(-1, (self.heads, self.kernel))
+                .repeat_interleave(self.size, -2)
             )
             conv_output: Tensor = (windows * (self.static_weight.weight + filter_taps)).sum(-1)
             return conv_output + x
@@ -181,9 +183,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _convolve_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
-            token = [x] if self.spec.dynamic_convolutions else []
+            filter_inputs = [x] if self.spec.dynamic_convolutions else []
             conv_output = self.get_submodule(f"{projection_letter}_conv")(
-                self.get_submodule(f"{projection_letter}_proj")(x), *token, pass_state
+                self.get_submodule(f"{projection_letter}_proj")(x), *filter_inputs, pass_state
             )
             return conv_output.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 

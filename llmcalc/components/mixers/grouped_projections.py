@@ -100,9 +100,9 @@ class GroupedFeedForward(SingleWidthNetwork):
         return self.hidden_act
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        ffn = Axis("ffn", self.intermediate_size)
+        ffn_axis = Axis("ffn", self.intermediate_size)
         activated_gate = recorder.act(
-            recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
+            recorder.conv("up_proj", x, ffn_axis, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
         )
         return recorder.conv("down_proj", activated_gate, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 

@@ -163,17 +163,21 @@ def grouped_reference_class() -> Any:
                 spec.num_key_value_heads,
                 spec.head_dim,
             )
-            for projection, output_width in (
+            for projection_name, output_width in (
                 ("q_proj", heads * head_dim),
                 ("k_proj", kv_heads * head_dim),
                 ("v_proj", kv_heads * head_dim),
             ):
-                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=bias))
+                self.add_module(projection_name, nn.Linear(hidden_size, output_width, bias=bias))
             self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=bias)
 
-        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+        def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
             """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""
-            return self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return (
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (-1, self.spec.head_dim))
+                .transpose(1, 2)
+            )
 
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""

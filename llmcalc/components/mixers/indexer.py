@@ -89,9 +89,11 @@ class Indexer(Part):
         recorder.select(scores, keys, self.index_topk)
         return scores
 
-    def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
-        """Builds the indexer. query: the width of the queries' input. rope: the rotated dimensions, 0 for none."""
-        return indexer_reference_class()(self, model_properties.hidden_size, query, rope, theta)
+    def reference(
+        self, model_properties: ModelProperties, query_width: int, rotary_dim: int, theta: float
+    ) -> nn.Module:
+        """Builds the indexer. query_width: the width of the queries' input. rotary_dim: 0 without rotation."""
+        return indexer_reference_class()(self, model_properties.hidden_size, query_width, rotary_dim, theta)
 
 
 @cache
@@ -105,9 +107,9 @@ def indexer_core_class() -> type[nn.Module]:
         weights: [batch, queries, heads].
         """
 
-        def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, head_weights: Tensor) -> Tensor:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
-            return (weights[:, :, None] @ scores)[:, :, 0]
+            return (head_weights[:, :, None] @ scores)[:, :, 0]
 
     return KeyScores
 

@@ -109,39 +109,44 @@ def _reference_class() -> type[nn.Module]:
         """A causal convolution with a filter per token and channel.
 
         x: [batch, tokens, channels], filters: [batch, tokens, channels, kernel]. Returns the shape of x.
-        state: the module that keeps the last `kernel` inputs of each channel.
+        state_module: the module that stores the last `kernel` inputs of each channel.
         """
 
         def forward(self, x: Tensor, filters: Tensor, pass_state: PassState, state_module: Any) -> Tensor:
-            kernel = filters.shape[-1]
+            kernel_size = filters.shape[-1]
             stored_input = state_module.load(pass_state)
-            earlier_inputs = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            earlier_inputs = (
+                x.new_zeros(x.shape[0], kernel_size, x.shape[-1]) if stored_input is None else stored_input[0]
+            )
             tokens_with_past = torch.cat([earlier_inputs, x], 1)
-            state_module.keep(pass_state, tokens_with_past[:, -kernel:])
-            windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
+            state_module.keep(pass_state, tokens_with_past[:, -kernel_size:])
+            windows = tokens_with_past[:, 1:].unfold(1, kernel_size, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
     class JetBlockReference(nn.Module):
         """Runs gated DeltaNet on convolved values. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: JetBlock, hidden: int) -> None:
+        def __init__(self, spec: JetBlock, hidden_size: int) -> None:
             super().__init__()
             heads, self.kernel = spec.linear_num_value_heads, spec.linear_conv_kernel_dim
             self.head_dims = spec.linear_key_head_dim, spec.linear_value_head_dim
             key_width, value_width = heads * spec.linear_key_head_dim, heads * spec.linear_value_head_dim
-            self.q_proj, self.k_proj = (nn.Linear(hidden, key_width, bias=False) for _ in range(2))
-            self.v_proj = nn.Linear(hidden, value_width, bias=False)
-            self.w1 = nn.Linear(hidden, spec.generator_size, bias=False)
+            self.q_proj, self.k_proj = (nn.Linear(hidden_size, key_width, bias=False) for _ in range(2))
+            self.v_proj = nn.Linear(hidden_size, value_width, bias=False)
+            self.w1 = nn.Linear(hidden_size, spec.generator_size, bias=False)
             self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
             self.convolution = CausalFilters()
-            self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
+            self.a_proj, self.b_proj = (
+                nn.Linear(hidden_size, heads, bias=False),
+                nn.Linear(hidden_size, heads, bias=False),
+            )
             self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
             self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
-            self.g_proj = nn.Linear(hidden, value_width, bias=False)
+            self.g_proj = nn.Linear(hidden_size, value_width, bias=False)
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
-            self.o_proj = nn.Linear(value_width, hidden, bias=False)
+            self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             key_dim, value_dim = self.head_dims

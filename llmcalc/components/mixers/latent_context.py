@@ -81,45 +81,46 @@ class LatentContextAttention(OptionalWindowMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records latent attention to the target's states and to the current pass, each with its own core."""
         target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
-        heads, latent = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
+        heads, latent_axis = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
-        key_axis = JoinedShapes(((latent,), (rope_axis,)))
+        key_axis = JoinedShapes(((latent_axis,), (rope_axis,)))
         query = self._query_vectors(recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))))
         q_nope, q_rope = recorder.split(query, (heads, nope_axis), (heads, rope_axis))
-        weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
-        q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
+        weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent_axis,))
+        q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent_axis)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
         block_and_target_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
         projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=block_and_target_rows)
-        latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
+        latents, k_rope = recorder.split(projected_x, (latent_axis,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
         block_keys = recorder.cat(normed_latents, recorder.rope(k_rope, self.position), axes=(key_axis,))
-        context_c, context_rope = recorder.split(
-            recorder.apply_again(target_states, projected_x, bias), (latent,), (rope_axis,)
+        context_latents, context_rope = recorder.split(
+            recorder.apply_again(target_states, projected_x, bias), (latent_axis,), (rope_axis,)
         )
-        context_c, context_rope = recorder.cache(
+        context_latents, context_rope = recorder.cache(
             "cache",
             "latent_attention",
-            recorder.normalized(context_c, self.norm, (latent,), weight_owner=normed_latents),
+            recorder.normalized(context_latents, self.norm, (latent_axis,), weight_owner=normed_latents),
             recorder.rope(context_rope, self.position),
             token_limit=self.sliding_window,
         )
-        context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
-        core_sizes = heads.size, latent.size + rope_axis.size, latent.size
+        context_keys = recorder.cat(context_latents, context_rope, axes=(key_axis,))
+        core_sizes = heads.size, latent_axis.size + rope_axis.size, latent_axis.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(source_rows=x.rows))
-        attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_latents, axes=(heads, latent_axis))
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, block_keys, normed_latents, axes=(heads, latent))
+            attn_output,
+            recorder.core("block_core", block_core, q, block_keys, normed_latents, axes=(heads, latent_axis)),
         )
         return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 
-    def _query_vectors(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
+    def _query_vectors(self, recorder: Flow, x: Value, heads: Axis, head_axes: JoinedShapes) -> Value:
         if self.q_lora_rank is None:
-            return recorder.linear("q_proj", x, heads, head)
+            return recorder.linear("q_proj", x, heads, head_axes)
         compressed_query = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        return recorder.linear("q_b_proj", recorder.norm("q_a_norm", compressed_query, self.norm), heads, head)
+        return recorder.linear("q_b_proj", recorder.norm("q_a_norm", compressed_query, self.norm), heads, head_axes)
 
     def describe(self, hidden_size: int) -> str:
         head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim

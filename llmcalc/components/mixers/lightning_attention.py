@@ -65,8 +65,8 @@ class LightningAttention(MultiHeadMixer):
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
         q, k, v = (
-            recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, *head_axes, bias=self.qkv_bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
         k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)
@@ -191,7 +191,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
+                self._split_heads(projection_letter, projected_x, pass_state)
+                for projection_letter, projected_x in projections.items()
             )
             del projections
             stored_state = self.recurrent_state.only_tensor(pass_state)

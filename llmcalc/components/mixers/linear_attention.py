@@ -195,17 +195,19 @@ def linear_attention_class() -> type[nn.Module]:
 
         g: the log decay, [batch, heads, tokens, 1] or one per key channel; its sum over half a chunk has to be within
             the exponents of fp32.
-        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
+        state_module: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
         def __init__(self, chunk_size: int) -> None:
             super().__init__()
             self.chunk = chunk_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, pass_state: PassState, state: Any) -> Tensor:
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, pass_state: PassState, state_module: Any
+        ) -> Tensor:
             q, k, v, g = (x.float() for x in (q, k, v, g))
             q = q * q.shape[-1] ** -0.5
-            stored_state = state.only_tensor(pass_state)
+            stored_state = state_module.only_tensor(pass_state)
             if stored_state is not None and q.shape[2] == 1:
                 new_state = stored_state * g.exp().transpose(-1, -2) + k.transpose(-1, -2) @ v
                 scan_output = q @ new_state
@@ -214,7 +216,7 @@ def linear_attention_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state
                 )
                 scan_output, new_state = self._run_chunks(q, k, v, g, old_state)
-            state.keep(pass_state, new_state)
+            state_module.keep(pass_state, new_state)
             return scan_output
 
         def _run_chunks(

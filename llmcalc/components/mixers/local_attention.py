@@ -69,19 +69,26 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim, global_block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, head_dim, global_block_size = (
+            Axis("heads", self.num_attention_heads),
+            Axis("head_dim", self.head_dim),
+            None,
+        )
         kv_input = x
         if self.global_block_size is not None:
-            global_block = self.global_block_size
-            sum_op = ops.BlockSumMatmul(x.width, global_block, x.rows)
-            sum_rows = BlockRows(source_rows=x.rows, block_rows=global_block)
+            global_block_size = self.global_block_size
+            sum_op = ops.BlockSumMatmul(x.width, global_block_size, x.rows)
+            sum_rows = BlockRows(source_rows=x.rows, block_rows=global_block_size)
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
             kv_input = recorder.cat(
-                x, block_sums, axes=x.axes, rows=RowsWithBlockSummaries(source_rows=x.rows, block_rows=global_block)
+                x,
+                block_sums,
+                axes=x.axes,
+                rows=RowsWithBlockSummaries(source_rows=x.rows, block_rows=global_block_size),
             )
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
@@ -89,13 +96,13 @@ class LocalAttention(MultiHeadMixer):
         recorder.hold(q=q)
         keys, values = (
             recorder.in_blocks(
-                recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, has_neighbours=True
+                recorder.linear(projection_name, kv_input, heads, head_dim), block_size, x.rows, has_neighbours=True
             )
-            for projection in ("k_proj", "v_proj")
+            for projection_name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
-        key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block}
+        key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block_size}
         attn_output = recorder.attention(
             "core", q, keys, values, causal=False, core=ops.LocalAttentionCore, **key_limits
         )
@@ -150,8 +157,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, heads_width = spec, spec.num_attention_heads * spec.head_dim
-            for projection in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection, nn.Linear(model_properties.hidden_size, heads_width, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection_name, nn.Linear(model_properties.hidden_size, heads_width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = BlockSumProduct()
             if spec.global_norm is not None:
@@ -208,10 +215,10 @@ def _reference_class() -> type[nn.Module]:
             radius = self.spec.local_radius
             # 0 marks padding
             positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)
-            keys = self._join_neighbours(positions)
+            key_positions = self._join_neighbours(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
-                keys[0] > 0
+                key_positions[0] > 0
             )[:, None]
             mask = local_mask[:, None]
             bias = None
@@ -236,8 +243,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
-                for projection in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), tokens)
+                for projection_name in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(pass_state, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

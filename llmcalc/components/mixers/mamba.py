@@ -92,14 +92,20 @@ class Mamba(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
         state_axis = Axis("state", self.state_size)
-        kernel = self.conv_kernel
+        kernel_size = self.conv_kernel
         projected_x = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
         inner_x, gate = recorder.split(projected_x, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
-            "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+            "conv1d",
+            inner_x,
+            inner_axis,
+            kernel=kernel_size,
+            groups=inner_x.width,
+            bias=has_bias,
+            padding=kernel_size - 1,
         )
-        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), state_kind="conv_state")
+        recorder.state("conv_state", inner_axis, Axis("kernel", kernel_size), state_kind="conv_state")
         inner_x = recorder.act(inner_x, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
@@ -116,8 +122,8 @@ class Mamba(TokenMixer):
         self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
     ) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
-        num_heads, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
-        split_shapes = (rank,), (state_axis,), (state_axis,)
+        num_heads, rank_axis = self.num_heads, Axis("time_step_rank", self.time_step_rank)
+        split_shapes = (rank_axis,), (state_axis,), (state_axis,)
         if num_heads is None:
             time_step, b, c = recorder.split(
                 recorder.linear("x_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
@@ -127,12 +133,12 @@ class Mamba(TokenMixer):
                 b = recorder.norm("b_norm", b, self.norm)
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
-        heads, channels = Axis("heads", num_heads), Axis("channels", exact_div(self.intermediate_size, num_heads))
-        head_rows = inner_x.view(channels, new_rows=RoutedRows(source_rows=inner_x.rows, top_k=num_heads))
+        heads, channel_axis = Axis("heads", num_heads), Axis("channels", exact_div(self.intermediate_size, num_heads))
+        head_rows = inner_x.view(channel_axis, new_rows=RoutedRows(source_rows=inner_x.rows, top_k=num_heads))
         time_step, b, c = recorder.split(
             recorder.experts("x_proj", head_rows, heads, num_heads, JoinedShapes(split_shapes)), *split_shapes
         )
-        time_step = recorder.experts("dt_proj", time_step, heads, num_heads, channels, bias=True)
+        time_step = recorder.experts("dt_proj", time_step, heads, num_heads, channel_axis, bias=True)
         return (
             time_step.view(inner_axis, new_rows=inner_x.rows),
             b.view(heads, state_axis, new_rows=inner_x.rows),
@@ -164,13 +170,13 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HeadwiseLinear(nn.Module):
-        """A separate linear layer per head. x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]."""
+        """A separate linear layer per head. x: [batch, tokens, heads · in_features] → [.., heads · out_features]."""
 
-        def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
+        def __init__(self, heads: int, in_features: int, out_features: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(heads, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-            self.bias = nn.Parameter(torch.zeros(heads, n_out)) if bias else None
+            self.weight = nn.Parameter(torch.empty(heads, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
+            self.bias = nn.Parameter(torch.zeros(heads, out_features)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             head_outputs = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
@@ -230,8 +236,8 @@ def _reference_class() -> type[nn.Module]:
             rank = spec.time_step_rank
             heads = spec.num_heads or 1
             self.in_proj = nn.Linear(hidden_size, 2 * inner_width, bias=spec.use_bias)
-            conv: Any = causal_conv_class()
-            self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
+            conv_class: Any = causal_conv_class()
+            self.conv1d = conv_class(inner_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = recurrent_state_class()()
             self.ssm_state: Any = recurrent_state_class()()
             projected_width = rank + 2 * spec.state_size

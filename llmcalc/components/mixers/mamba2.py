@@ -88,23 +88,29 @@ class Mamba2(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
-        head_groups = Axis("groups", self.n_groups)
-        state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
+        group_axis = Axis("groups", self.n_groups)
+        state_axis, kernel_size = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
         # the gate and Δ skip the convolution
-        conv_channels = JoinedShapes((inner_axes, (head_groups, state_axis), (head_groups, state_axis)))
+        conv_axes = JoinedShapes((inner_axes, (group_axis, state_axis), (group_axis, state_axis)))
         gate, inner_x, time_step = recorder.split(
-            recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+            recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_axes,), (heads,))), bias=self.use_bias),
             inner_axes,
-            (conv_channels,),
+            (conv_axes,),
             (heads,),
         )
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
-            "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+            "conv1d",
+            inner_x,
+            conv_axes,
+            kernel=kernel_size,
+            groups=inner_x.width,
+            bias=has_bias,
+            padding=kernel_size - 1,
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
-        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.shapes)
+        recorder.state("conv_state", conv_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_axes.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
@@ -116,18 +122,18 @@ class Mamba2(TokenMixer):
         recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
-            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), head_groups),
+            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), group_axis),
             *x.axes,
             bias=self.out_bias,
         )
 
-    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, head_groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, group_axis: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
-            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=head_groups), gate)
-        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=head_groups)
+            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=group_axis), gate)
+        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=group_axis)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -252,16 +258,16 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            inner_width, bc_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
             self.in_proj = nn.Linear(
-                model_properties.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
+                model_properties.hidden_size, 2 * inner_width + bc_width + spec.num_heads, bias=spec.use_bias
             )
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner_width + bc_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = recurrent_state_class()()
             self.ssm_state: Any = recurrent_state_class()()
-            scan: Any = scan_class()
-            self.scan = scan(spec.num_heads, spec.chunk_size)
+            scan_module_class: Any = scan_class()
+            self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner_width, group_count=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)

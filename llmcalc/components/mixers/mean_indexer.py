@@ -55,7 +55,7 @@ class MeanIndexer(BlockIndexer):
     ) -> tuple[Value, Value, dict[str, Any]]:
         heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool_axis = Axis("pool", self.index_block_size)
-        chosen_positions = self.index_block_size * self.index_topk_blocks
+        chosen_token_count = self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
@@ -80,7 +80,7 @@ class MeanIndexer(BlockIndexer):
                 ),
                 "relu",
             )
-            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool_size=pool_axis.size)
+            recorder.select(recorder.sum(scores), all_keys, chosen_token_count, pool_size=pool_axis.size)
         mask, keys, values = recorder.selected(q, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
         return (
@@ -89,7 +89,7 @@ class MeanIndexer(BlockIndexer):
             {
                 "core": ops.PooledAttentionCore,
                 "selection": mask,
-                "selected_keys": chosen_positions,
+                "selected_keys": chosen_token_count,
                 "pool_size": pool_axis.size,
             },
         )
@@ -140,10 +140,10 @@ def _reference_class() -> type[nn.Module]:
             first_half, second_half = block_means.chunk(2, -1)
             block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
-            visible_tokens = (
+            visible_token_counts = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )
-            is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block_size
+            is_complete = torch.arange(block_count, device=x.device) < visible_token_counts // block_size
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (
@@ -151,15 +151,15 @@ def _reference_class() -> type[nn.Module]:
             ).flatten(-2)
             if tokens == 1:
                 end_position = pass_state.past_tokens + 1
-                last_block_tokens = torch.arange(
+                last_block_positions = torch.arange(
                     end_position - end_position % block_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen_positions, last_block_tokens], -1)
-            last_block_tokens = (
-                visible_tokens - visible_tokens % block_size + torch.arange(block_size - 1, device=x.device)
+                return torch.cat([chosen_positions, last_block_positions], -1)
+            last_block_positions = (
+                visible_token_counts - visible_token_counts % block_size + torch.arange(block_size - 1, device=x.device)
             )
-            last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
-            return torch.cat([chosen_positions, last_block_tokens], -1)
+            last_block_positions = last_block_positions.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
+            return torch.cat([chosen_positions, last_block_positions], -1)
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState
@@ -171,9 +171,9 @@ def _reference_class() -> type[nn.Module]:
                 k, v = (tensor.gather(2, gather_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)
-            all_keys = pass_state.positions(0, key_count, x.device)
+            key_positions = pass_state.positions(0, key_count, x.device)
             mask = torch.zeros(x.shape[0], tokens, key_count, dtype=torch.bool, device=x.device)
-            mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
+            mask = mask.scatter(-1, selected_tokens, True) & (key_positions <= positions[:, None])
             return k, v, mask[:, None]
 
     return MeanIndexerReference

@@ -151,8 +151,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k = (
-                spec.position.rotate_heads(self._split_heads(projection, x), pass_state, pass_state.past_tokens)
-                for projection in ("q", "k")
+                spec.position.rotate_heads(self._split_heads(projection_letter, x), pass_state, pass_state.past_tokens)
+                for projection_letter in ("q", "k")
             )
             k, v = self.cache(pass_state, k, self._split_heads("v", x))
             memory_k, memory_v = self._memory_keys_and_values(pass_state)

@@ -87,16 +87,16 @@ class MixtureOfAttention(TokenMixer):
         return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        top_k, expert_axis = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, head_dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
         expert_weights, top_experts = recorder.route(
-            recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
+            recorder.linear("router", x, expert_axis, kind="router"), top_k, "softmax of chosen"
         )
         recorder.hold(weights=expert_weights, chosen=top_experts)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
+        routed_rows = recorder.dispatch(x, top_experts, expert_axis, top_k)
         recorder.hold(rows=routed_rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
+        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, expert_axis, top_k, kv_heads, head_dim))
         recorder.hold(q=q)
         q = recorder.rope(q.view(heads, head_dim, new_rows=x.rows), self.position)
         recorder.hold(q=q)
@@ -112,12 +112,12 @@ class MixtureOfAttention(TokenMixer):
         routed_rows = recorder.dispatch(
             attn_output.view(kv_heads, head_dim, new_rows=RoutedRows(source_rows=x.rows, top_k=top_k)),
             top_experts,
-            experts,
+            expert_axis,
             top_k,
         )
         recorder.hold(rows=routed_rows)
         attn_output = recorder.combine(
-            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), expert_weights, experts, top_k
+            recorder.experts("o_proj", routed_rows, expert_axis, top_k, *x.axes), expert_weights, expert_axis, top_k
         )
         recorder.hold(out=attn_output)
         return recorder.add(attn_output, recorder.vector("o_bias", *x.axes))

@@ -153,7 +153,7 @@ class MLA(OptionalWindowMixer):
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v_dim) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        shared_latents = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
+        shared_latents = {self._latent_sharing_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
             shared_latents["indexer", *self.indexer.attention_limits().values()] = (
                 "indexer.shared" if self.indexer.shared else ""
@@ -163,28 +163,28 @@ class MLA(OptionalWindowMixer):
     def dependency_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
-    def _latent_key(self) -> tuple[Any, ...]:
+    def _latent_sharing_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
-    def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
-        heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
+    def flow(self, recorder: Flow, x: Value, output_axes: Shape | None = None) -> Value:
+        heads, value_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
-        latent = Axis("latent", self.kv_lora_rank)
+        latent_axis = Axis("latent", self.kv_lora_rank)
         with recorder.function():
             query, query_latent = self._query_and_latent(
-                recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))), head_axis
+                recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))), value_axis
             )
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if query_latent is not None:
             recorder.hold(small=query_latent)
         q_nope, q_rope, *gate = recorder.split(
-            query, (heads, nope_axis), (heads, rope_axis), *([(heads, head_axis)] if self.query_gate else [])
+            query, (heads, nope_axis), (heads, rope_axis), *([(heads, value_axis)] if self.query_gate else [])
         )
         q_rope = self._rotate(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
-        latents, k_rope = self._latent_and_key(recorder, x, latent, rope_axis)
+        latents, k_rope = self._latent_and_key(recorder, x, latent_axis, rope_axis)
         recorder.mask(query, latents, causal=recorder.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
@@ -206,7 +206,10 @@ class MLA(OptionalWindowMixer):
             **attention_limits,
         }
         attention_op_class = ops.AttentionCore if attention_limits.get("pool_size") is None else ops.PooledAttentionCore
-        head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
+        key_axis, latent_key_axis = (
+            JoinedShapes(((nope_axis,), (rope_axis,))),
+            JoinedShapes(((latent_axis,), (rope_axis,))),
+        )
 
         def record_expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
@@ -214,26 +217,28 @@ class MLA(OptionalWindowMixer):
                 "kv_b_proj",
                 latents,
                 heads,
-                JoinedShapes(((nope_axis,), (head_axis,))),
+                JoinedShapes(((nope_axis,), (value_axis,))),
                 rows=RowsWithPast(source_rows=latents.rows, **attention_limits),
             )
             recorder.hold(expanded=keys_and_values)
-            k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
-            k = recorder.cat(k_nope, k_rope, axes=(heads, head_axes), rows=latents.rows)
+            k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, value_axis))
+            k = recorder.cat(k_nope, k_rope, axes=(heads, key_axis), rows=latents.rows)
             recorder.hold(k=k)
-            q = recorder.cat(q_nope, q_rope, axes=(heads, head_axes))
+            q = recorder.cat(q_nope, q_rope, axes=(heads, key_axis))
             return recorder.attention("core", q, k, values, core=attention_op_class, **attention_options)
 
         def record_absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
-            weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (head_axis,)))), (latent,))
-            q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
-            k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
+            weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent_axis,))
+            q = recorder.cat(
+                recorder.absorb("kv_b_proj", q_nope, weight, latent_axis), q_rope, axes=(heads, latent_key_axis)
+            )
+            k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key_axis))
             recorder.hold(q=q, k=k)
             attn_output = recorder.attention(
-                "core", q, k, latents.view(Axis("one", 1), latent), core=attention_op_class, **attention_options
+                "core", q, k, latents.view(Axis("one", 1), latent_axis), core=attention_op_class, **attention_options
             )
-            return recorder.absorb("", attn_output, weight, head_axis)
+            return recorder.absorb("", attn_output, weight, value_axis)
 
         attn_output = recorder.alternatives(expanded=record_expanded, absorbed=record_absorbed)
         recorder.hold(out=attn_output)
@@ -245,23 +250,28 @@ class MLA(OptionalWindowMixer):
                 attn_output, recorder.act(head_gate, "sigmoid", in_float32=True), in_float32=True
             )
         recorder.hold(out=attn_output)
-        return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
+        return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.attention_bias or self.o_bias)
 
-    def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
+    def _latent_and_key(self, recorder: Flow, x: Value, latent_axis: Axis, rope_axis: Axis) -> tuple[Value, Value]:
         """Returns the latents and the shared rotary key of every new and cached token."""
-        latent_key = self._latent_key()
+        sharing_key = self._latent_sharing_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
-            empty_values = Value(x.rows, (latent,), is_constant=True), Value(x.rows, (rope,), is_constant=True)
+            empty_latents = (
+                Value(x.rows, (latent_axis,), is_constant=True),
+                Value(x.rows, (rope_axis,), is_constant=True),
+            )
             latest_latents = reversed(computed_latents)
             latents, k_rope = next(
-                ((latents, k_rope) for memo_key, latents, k_rope in latest_latents if memo_key == latent_key),
-                empty_values,
+                ((latents, k_rope) for memo_key, latents, k_rope in latest_latents if memo_key == sharing_key),
+                empty_latents,
             )
-            return latents.view(latent), k_rope.view(rope)
-        latent_and_rope = recorder.linear("kv_a_proj", x, JoinedShapes(((latent,), (rope,))), bias=self.attention_bias)
+            return latents.view(latent_axis), k_rope.view(rope_axis)
+        latent_and_rope = recorder.linear(
+            "kv_a_proj", x, JoinedShapes(((latent_axis,), (rope_axis,))), bias=self.attention_bias
+        )
         recorder.hold(latent=latent_and_rope)
-        latents, k_rope = recorder.split(latent_and_rope, (latent,), (rope,))
+        latents, k_rope = recorder.split(latent_and_rope, (latent_axis,), (rope_axis,))
         latents = self._normalize(recorder, "kv_a_norm", latents)
         if self.key_norm:
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
@@ -269,9 +279,9 @@ class MLA(OptionalWindowMixer):
         k_rope = self._rotate(recorder, k_rope)
         latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
-        computed_latents.append((latent_key, latents, k_rope))
+        computed_latents.append((sharing_key, latents, k_rope))
         if recorder.memo.get("lends"):
-            recorder.keep(**{f"latents of {latent_key}": latents, f"rotary keys of {latent_key}": k_rope})
+            recorder.keep(**{f"latents of {sharing_key}": latents, f"rotary keys of {sharing_key}": k_rope})
         return latents, k_rope
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
@@ -285,18 +295,20 @@ class MLA(OptionalWindowMixer):
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
     def _query_and_latent(
-        self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes, head_axis: Axis
+        self, recorder: Flow, x: Value, heads: Axis, head_axes: JoinedShapes, value_axis: Axis
     ) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the optional compressed query."""
         if self.q_lora_rank is None:
-            return recorder.linear("q_proj", x, heads, head), None
+            return recorder.linear("q_proj", x, heads, head_axes), None
         raw_latent = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
         latents = self._normalize(recorder, "q_a_norm", raw_latent)
         recorder.hold(raw=raw_latent, small=latents)
         if not self.query_gate:
-            return recorder.linear("q_b_proj", latents, heads, head), latents
+            return recorder.linear("q_b_proj", latents, heads, head_axes), latents
         gate_input = recorder.cat(latents, raw_latent, axes=(JoinedShapes((latents.axes, raw_latent.axes)),))
-        query_and_gate = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.shapes, (head_axis,))))
+        query_and_gate = recorder.linear(
+            "q_gate_proj", gate_input, heads, JoinedShapes((*head_axes.shapes, (value_axis,)))
+        )
         return query_and_gate, latents
 
     def describe(self, hidden_size: int) -> str:
@@ -349,8 +361,8 @@ def expansion_class() -> type[nn.Module]:
     class LatentExpansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
-        def __init__(self, latent: int, heads: int, nope_dim: int, value_size: int) -> None:
-            super().__init__(latent, heads * (nope_dim + value_size), bias=False)
+        def __init__(self, latent_size: int, heads: int, nope_dim: int, value_size: int) -> None:
+            super().__init__(latent_size, heads * (nope_dim + value_size), bias=False)
             self.heads, self.nope, self.value = heads, nope_dim, value_size
 
         def forward(self, x: Tensor, absorbed_form: str = "") -> Tensor:
@@ -374,12 +386,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
+            self.spec, hidden_size, heads = spec, model_properties.hidden_size, spec.num_attention_heads
             query_width = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
-                self.q_proj = nn.Linear(hidden, query_width, bias=False)
+                self.q_proj = nn.Linear(hidden_size, query_width, bias=False)
             else:
-                self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
+                self.q_a_proj = nn.Linear(hidden_size, spec.q_lora_rank, bias=spec.attention_bias)
                 if spec.norm is not None:
                     self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
                 if spec.query_gate:
@@ -391,7 +403,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.position_scale:
                 self.position_scale = position_scale_class()(heads)
             if not spec.kv_shared:
-                self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+                self.kv_a_proj = nn.Linear(
+                    hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias
+                )
             if spec.norm is not None and not spec.kv_shared:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             if spec.norm is not None and spec.key_norm and not spec.kv_shared:
@@ -402,7 +416,9 @@ def _reference_class() -> type[nn.Module]:
                 self.gate = spec.output_gate.gate_func
             self.sinks = vector_module(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
-                heads * spec.v_head_dim, model_properties.output_size or hidden, bias=spec.attention_bias or spec.o_bias
+                heads * spec.v_head_dim,
+                model_properties.output_size or hidden_size,
+                bias=spec.attention_bias or spec.o_bias,
             )
             self.core = softmax_core_class()()
             if not spec.kv_shared:
@@ -410,7 +426,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None and not spec.indexer.shared:
                 rotary_dim = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
+                    model_properties, spec.q_lora_rank or hidden_size, rotary_dim, spec.position.rope_theta
                 )
 
         def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:

@@ -119,7 +119,13 @@ def _reference_class() -> type[nn.Module]:
             self.chunk = chunk_size
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            input_gate: Tensor,
+            forget_gate: Tensor,
+            cell_state: tuple[Tensor, ...],
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
             chunk_outputs, chunk_start, tokens = [], 0, q.shape[2]
@@ -128,22 +134,22 @@ def _reference_class() -> type[nn.Module]:
                     (self._run_chunk, self.chunk) if tokens - chunk_start >= self.chunk else (self._run_token, 1)
                 )
                 chunk_slice = slice(chunk_start, chunk_start + chunk_size)
-                memory_output, state = run_step(
+                memory_output, cell_state = run_step(
                     q[:, :, chunk_slice],
                     k[:, :, chunk_slice],
                     v[:, :, chunk_slice],
                     input_gate[:, :, chunk_slice],
                     log_f[:, :, chunk_slice],
-                    state,
+                    cell_state,
                 )
                 chunk_outputs.append(memory_output)
                 chunk_start += chunk_size
-            return torch.cat(chunk_outputs, 2), state
+            return torch.cat(chunk_outputs, 2), cell_state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = cell_state
+            memory, normalizer, largest_exponent = cell_state
             log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
             pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + input_gate[..., None, :]).masked_fill(
@@ -154,34 +160,34 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * (pair_exponent - largest_score_exponent[..., None]).exp()
             scaled_q = q * (state_exponent - largest_score_exponent).exp()[..., None]
             numerator = scaled_q @ memory + scores @ v
-            denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
+            denominator = (scaled_q @ normalizer[..., None])[..., 0] + scores.sum(-1)
             memory_output = (
                 numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
             )
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + input_gate, log_decay[..., -1:]
             new_exponent = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
-            write_strength = k * (input_exponent - new_exponent).exp()[..., None]
+            scaled_k = k * (input_exponent - new_exponent).exp()[..., None]
             state_scale = (chunk_decay + largest_exponent - new_exponent).exp()
             return memory_output, (
-                state_scale[..., None] * memory + write_strength.transpose(-1, -2) @ v,
-                state_scale * norm + write_strength.sum(-2),
+                state_scale[..., None] * memory + scaled_k.transpose(-1, -2) @ v,
+                state_scale * normalizer + scaled_k.sum(-2),
                 new_exponent,
             )
 
         def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = cell_state
+            memory, normalizer, largest_exponent = cell_state
             new_exponent = torch.maximum(log_f + largest_exponent, input_gate)
             state_scale, input_scale = (
                 (log_f + largest_exponent - new_exponent).exp(),
                 (input_gate - new_exponent).exp(),
             )
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
-            norm = state_scale * norm + input_scale * k[:, :, 0]
-            denominator = (q @ norm[..., None])[..., 0]
+            normalizer = state_scale * normalizer + input_scale * k[:, :, 0]
+            denominator = (q @ normalizer[..., None])[..., 0]
             memory_output = q @ memory / (torch.maximum(denominator.abs(), (-new_exponent).exp()) + 1e-6)[..., None]
-            return memory_output, (memory, norm, new_exponent)
+            return memory_output, (memory, normalizer, new_exponent)
 
     class MLSTMReference(nn.Module):
         """Runs the mLSTM mixer around its matrix memory. x: [batch, tokens, hidden] → same shape."""
@@ -192,13 +198,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (
+            for projection_name, output_width in (
                 ("q", key_width),
                 ("k", key_width),
                 ("v", value_width),
                 ("ogate", value_width),
             ):
-                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
+                self.add_module(projection_name, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()
             self.norm = norm_reference(

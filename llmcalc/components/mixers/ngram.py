@@ -72,9 +72,9 @@ class PredictStreams(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         stream_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram)
-        stream_axis, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
+        stream_vectors, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
         return recorder.cat(
-            x, stream_axis, axes=x.axes, rows=MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram + 1)
+            x, stream_vectors, axes=x.axes, rows=MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram + 1)
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -108,29 +108,40 @@ class NgramAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, MultipliedRows)
-        tokens, streams = x.rows.source_rows, MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram)
-        q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+        token_rows, stream_rows = (
+            x.rows.source_rows,
+            MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram),
         )
-        buckets = recorder.linear(
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
+        bucket_scores = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
         )
         num_heads = q.axes[0].size  # those of the rank
-        recorder.hold(q=q, k=k, v=v, buckets=buckets)
+        recorder.hold(q=q, k=k, v=v, buckets=bucket_scores)
         keys, values = recorder.cache(
-            "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
+            "cache", "full_attention", recorder.resized(k, token_rows), recorder.resized(v, token_rows)
         )
-        main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
+        main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=token_rows)
         attn_output = recorder.core(
-            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
+            "core",
+            main_core,
+            recorder.resized(q, token_rows),
+            keys,
+            values,
+            bucket_scores,
+            axes=(heads, head_dim),
+            rows=token_rows,
         )
         predict_core = ops.PredictStreamAttentionCore(
-            num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
+            num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=token_rows, streams=self.ngram
         )
-        prediction = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
+        predict_output = recorder.core(
+            "predict_core", predict_core, q, keys, values, k, v, bucket_scores, axes=(heads, head_dim), rows=stream_rows
         )
-        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, predict_output, axes=(heads, head_dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -179,44 +190,47 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, self.heads = spec, spec.num_attention_heads
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
             self.relative_proj = nn.Linear(hidden_size, spec.num_buckets * self.heads)
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _project_streams(self, projection: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, projection_name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected_x = self.get_submodule(projection)(x).unflatten(
-                -1, (-1, self.heads) if projection[0] == "r" else (self.heads, -1)
+            projected_x = self.get_submodule(projection_name)(x).unflatten(
+                -1, (-1, self.heads) if projection_name[0] == "r" else (self.heads, -1)
             )
-            projected_x = projected_x.transpose(-1, -2) if projection[0] == "r" else projected_x
+            projected_x = projected_x.transpose(-1, -2) if projection_name[0] == "r" else projected_x
             return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
-        def _distance_bucket(self, distance: Tensor) -> Tensor:
+        def _distance_bucket(self, distances: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact_distance_count = max(1, self.spec.num_buckets // 2)
-            log_bucket = exact_distance_count + (distance.clamp(min=1) / exact_distance_count).log2().long()
-            return torch.where(distance < exact_distance_count, distance, log_bucket).clamp(
+            log_bucket = exact_distance_count + (distances.clamp(min=1) / exact_distance_count).log2().long()
+            return torch.where(distances < exact_distance_count, distances, log_bucket).clamp(
                 0, self.spec.num_buckets - 1
             )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection_name, x)
+                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(pass_state, k, v)
-            key_count, end_position = q.shape[2], keys.shape[2]
-            queries = pass_state.positions(end_position - key_count, end_position, x.device)
-            all_keys = pass_state.positions(0, end_position, x.device)
-            distance = queries[:, None] - all_keys
-            distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
-            stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
-            is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
-            zero_distance_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
-            for stream_index, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
-                stream_q, stream_k, stream_v, stream_scores = stream
-                mask = torch.cat([(distance >= stream_index) | (all_keys == 0), is_same_token], -1)
+            query_count, end_position = q.shape[2], keys.shape[2]
+            query_positions = pass_state.positions(end_position - query_count, end_position, x.device)
+            key_positions = pass_state.positions(0, end_position, x.device)
+            distances = query_positions[:, None] - key_positions
+            distance_index = self._distance_bucket(distances.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            stream_outputs = [self.core(q, keys, values, distances >= 0, main_scores.gather(-1, distance_index))]
+            is_same_token = torch.eye(query_count, dtype=torch.bool, device=x.device)
+            zero_distance_index = torch.zeros(*q.shape[:2], query_count, query_count, dtype=torch.long, device=x.device)
+            for stream_index, stream_tensors in enumerate(
+                zip(predict_q, predict_k, predict_v, predict_scores, strict=True)
+            ):
+                stream_q, stream_k, stream_v, stream_scores = stream_tensors
+                mask = torch.cat([(distances >= stream_index) | (key_positions == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([distance_index, zero_distance_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))

@@ -48,7 +48,7 @@ class OutputGate(Part):
 
         heads_width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            return _biased_by_head()(model_properties.hidden_size, heads_width, heads)
+            return _biased_gate_class()(model_properties.hidden_size, heads_width, heads)
         return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
@@ -62,7 +62,7 @@ def gate_values(gate_func: str, projected_x: Tensor) -> Tensor:
 
 
 @cache
-def _biased_by_head() -> type[nn.Module]:
+def _biased_gate_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -74,7 +74,7 @@ def _biased_by_head() -> type[nn.Module]:
             self.head_bias = vector_module(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:
-            gates_of_heads = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
-            return (gates_of_heads + self.head_bias.weight[:, None]).flatten(-2)
+            head_gates = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
+            return (head_gates + self.head_bias.weight[:, None]).flatten(-2)
 
     return GateBiasedByHead

@@ -100,9 +100,14 @@ class PooledIndexer(Part):
         recorder.select(scores, keys, self.index_topk, pool_size=pool_axis.size)
         return scores
 
-    def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
-        """Builds the indexer. query: width of the compressed query. rope, theta: unused, as there are no positions."""
-        return _reference_class()(self, model_properties.hidden_size, query)
+    def reference(
+        self, model_properties: ModelProperties, query_width: int, rotary_dim: int, theta: float
+    ) -> nn.Module:
+        """Builds the indexer. query_width: the compressed query's.
+
+        rotary_dim, theta: unused, as there are no positions.
+        """
+        return _reference_class()(self, model_properties.hidden_size, query_width)
 
 
 @cache
@@ -144,11 +149,11 @@ def _reference_class() -> type[nn.Module]:
             keys, gate = self.cache(pass_state, self.k_norm(self.k_proj(x)), self.gate_proj(x))
             pooled_keys = self._pooled_keys(keys, gate)
             scores = self.core(q, pooled_keys, self.weights_proj(x)).float()
-            visible_tokens = (
+            visible_token_counts = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
             pool_ends = (torch.arange(pooled_keys.shape[1], device=x.device) + 1) * pool_size
-            ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
+            ranked_pools = scores.masked_fill(pool_ends > visible_token_counts, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool_size]
@@ -157,12 +162,12 @@ def _reference_class() -> type[nn.Module]:
             )
             if tokens == 1:
                 end_position = pass_state.past_tokens + 1
-                last_pool_tokens = torch.arange(
+                last_pool_positions = torch.arange(
                     end_position - end_position % pool_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen_positions, last_pool_tokens], -1)
-            last_pool_tokens = (
-                visible_tokens - visible_tokens % pool_size + torch.arange(pool_size - 1, device=x.device)
+                return torch.cat([chosen_positions, last_pool_positions], -1)
+            last_pool_positions = (
+                visible_token_counts - visible_token_counts % pool_size + torch.arange(pool_size - 1, device=x.device)
             )
             if pooled_keys.shape[1]:
                 repeated_positions = chosen_positions[..., :1]
@@ -171,7 +176,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(
                 [
                     chosen_positions,
-                    torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_positions),
+                    torch.where(last_pool_positions < visible_token_counts, last_pool_positions, repeated_positions),
                 ],
                 -1,
             )

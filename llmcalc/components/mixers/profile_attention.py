@@ -104,9 +104,9 @@ class ProfileAttention(WindowedMixer):
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
         from ...workload.derived_rows import TableRows
 
-        rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
+        rank_axis, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         distance_profiles, _ = recorder.table(
-            "profiles", distance_axis, rank, of=TableRows(row_count=distance_axis.size), by="all"
+            "profiles", distance_axis, rank_axis, of=TableRows(row_count=distance_axis.size), by="all"
         )
         distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))
@@ -165,19 +165,19 @@ def profile_attention_class() -> type[nn.Module]:
             self.profile_core = DistanceProfileBias()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, keys: int) -> Tensor:
-            """Returns the score bias of the last `keys` tokens before `end_position`, [batch, heads, tokens, keys].
+        def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, key_count: int) -> Tensor:
+            """Returns the score bias of the `key_count` tokens before `end_position`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = pass_state.positions(pass_state.past_tokens, end_position, device)
-            key_positions = pass_state.positions(end_position - keys, end_position, device)
-            distance = queries[:, None] - key_positions
-            distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            query_positions = pass_state.positions(pass_state.past_tokens, end_position, device)
+            key_positions = pass_state.positions(end_position - key_count, end_position, device)
+            distances = query_positions[:, None] - key_positions
+            distance_index = distances.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, distance_index)
-            return bias.masked_fill(distance >= spec.relative_extent, 0.0)
+            return bias.masked_fill(distances >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec

@@ -53,8 +53,8 @@ class RelativeAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         if self.segments:
             distance_rows = MultipliedRows(source_rows=x.rows, rows_per_source=2)
@@ -108,14 +108,16 @@ def _reference_class() -> type[nn.Module]:
     class RelativeReference(nn.Module):
         """Attends by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RelativeAttention, hidden: int) -> None:
+        def __init__(self, spec: RelativeAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
             head_dim = spec.head_dim
             heads_width = spec.num_attention_heads * spec.head_dim
             self.has_segments = spec.segments
-            for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "r_proj"):
+                self.add_module(
+                    projection_name, nn.Linear(hidden_size, heads_width, bias=spec.bias and projection_name != "r_proj")
+                )
             self.content_bias, self.position_bias = (
                 vector_module(torch.randn(self.heads, head_dim) * 0.02) for _ in range(2)
             )
@@ -123,10 +125,10 @@ def _reference_class() -> type[nn.Module]:
                 self.segment_bias = vector_module(torch.randn(self.heads, head_dim) * 0.02)
                 self.segments = vector_module(torch.randn(2, self.heads, head_dim) * 0.02)
             self.core, self.distances = softmax_core_class()(), DistanceKeyProducts()
-            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
-        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            return self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def _split_heads(self, projection_name: str, x: Tensor) -> Tensor:
+            return self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
@@ -134,16 +136,16 @@ def _reference_class() -> type[nn.Module]:
 
         def _encode_distances(self, pass_state: PassState, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden, largest_distance = x.shape[-1], self._largest_distance(x)
+            hidden_size, largest_distance = x.shape[-1], self._largest_distance(x)
             angles = rotary_angles(
                 largest_distance - pass_state.positions(0, largest_distance + x.shape[1], x.device),
-                hidden,
+                hidden_size,
                 10000.0,
             )
-            return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
+            return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden_size].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (self._split_heads(projection, x) for projection in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (self._split_heads(projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             distance_keys = self._split_heads(
                 "r_proj",
                 pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x)),

@@ -53,7 +53,7 @@ class RGLRU(RecurrentMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         lru_axis = Axis("lru", self.lru_width)
-        block_count = Axis("blocks", self.num_attention_heads)
+        block_axis = Axis("blocks", self.num_attention_heads)
         kernel_size = self.conv1d_width
         gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
         inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
@@ -62,14 +62,14 @@ class RGLRU(RecurrentMixer):
         )
         recorder.state("conv_state", lru_axis, Axis("kept", kernel_size - 1), state_kind="conv_state")
         recurrence_gate = recorder.act(
-            recorder.blocks("recurrent_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid"
+            recorder.blocks("recurrent_gate", inner_x, block_axis, lru_axis, bias=True), "sigmoid"
         )
         log_decay = recorder.mul(
             recurrence_gate, recorder.act(recorder.vector("recurrent_param", lru_axis), "softplus")
         )
         input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = recorder.mul(
-            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid")
+            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, block_axis, lru_axis, bias=True), "sigmoid")
         )
         recurrent_states = recorder.scan(
             "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(lru_axis,)

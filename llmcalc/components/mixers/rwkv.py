@@ -51,17 +51,17 @@ class RwkvTimeMix(RecurrentMixer):
     attention_hidden_size: AttentionWidth
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        channels = Axis("channels", self.attention_hidden_size)
+        channel_axis = Axis("channels", self.attention_hidden_size)
         previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(projection, token_shift(recorder, x, previous_token, projection), channels)
-            for projection in ("key", "value", "receptance")
+            recorder.linear(projection_name, token_shift(recorder, x, previous_token, projection_name), channel_axis)
+            for projection_name in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
-        bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
-        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
-        recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
+        bonus, decay = recorder.vector("time_first", channel_axis), recorder.vector("time_decay", channel_axis)
+        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channel_axis,))
+        recorder.state("recurrent_state", JoinedShapes(((channel_axis,), (channel_axis,), (channel_axis,))), bits=32)
         return recorder.linear("output", recorder.mul(gate, wkv_output), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -129,9 +129,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             heads_width = spec.attention_hidden_size
             self.time_decay = vector_module(torch.linspace(-5.0, 3.0, heads_width))
             self.time_first = vector_module(torch.linspace(-1.0, 0.5, heads_width))
-            for projection in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{projection}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
-                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
+            for projection_name in ("key", "value", "receptance"):
+                self.add_module(f"time_mix_{projection_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(projection_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.shift_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
@@ -163,10 +163,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             k, v, receptance = (
-                self.get_submodule(projection)(
-                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection}").weight)
+                self.get_submodule(projection_name)(
+                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection_name}").weight)
                 )
-                for projection in ("key", "value", "receptance")
+                for projection_name in ("key", "value", "receptance")
             )
             return self.output(
                 receptance.sigmoid() * self._weighted_average(k.float(), v.float(), pass_state).to(x.dtype)

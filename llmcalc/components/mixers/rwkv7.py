@@ -105,7 +105,7 @@ class Rwkv7TimeMix(RecurrentMixer):
         activation_name: str = "",
         bias: bool = True,
     ) -> Value:
-        """Returns two linear layers with an activation between them; only the second layer has a bias."""
+        """Records two linear layers with an activation between them; only the second layer has a bias."""
         low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
         return recorder.linear(
             f"{module_name}_b",
@@ -154,7 +154,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    inputs_of_projections = "rwkvag"
+    projection_letters = "rwkvag"
 
     class WkvRecurrence(nn.Module):
         """Runs S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
@@ -195,7 +195,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
-            for input_name in inputs_of_projections:
+            for input_name in projection_letters:
                 self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             for input_name in ("r", "k", "v"):
                 self.add_module(f"{input_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
@@ -219,20 +219,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _low_rank_output(self, input_name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
-            low_rank_input = self.get_submodule(f"{input_name}_lora_a")(x)
-            low_rank_input = (
-                low_rank_input.tanh()
-                if input_name == "w"
-                else low_rank_input.sigmoid()
-                if input_name == "g"
-                else low_rank_input
+            low_rank_x = self.get_submodule(f"{input_name}_lora_a")(x)
+            low_rank_x = (
+                low_rank_x.tanh() if input_name == "w" else low_rank_x.sigmoid() if input_name == "g" else low_rank_x
             )
-            return self.get_submodule(f"{input_name}_lora_b")(low_rank_input)
+            return self.get_submodule(f"{input_name}_lora_b")(low_rank_x)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             mix_weights: dict[str, Any] = {
-                input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in inputs_of_projections
+                input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in projection_letters
             }
             mixed_inputs = {
                 input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()

@@ -61,15 +61,15 @@ class RwkvHeadMix(RecurrentMixer):
         mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(projection, mixed_inputs[projection[0]], *head_axes)
-            for projection in ("receptance", "key", "value")
+            recorder.linear(projection_name, mixed_inputs[projection_name[0]], *head_axes)
+            for projection_name in ("receptance", "key", "value")
         )
         gate = recorder.act(recorder.linear("gate", mixed_inputs["g"], *head_axes), "silu")
         scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
         decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
-            rank = Axis("decay_rank", self.decay_rank)
-            low_rank_x = recorder.act(recorder.linear("decay_a", mixed_inputs["w"], rank), "tanh")
+            rank_axis = Axis("decay_rank", self.decay_rank)
+            low_rank_x = recorder.act(recorder.linear("decay_a", mixed_inputs["w"], rank_axis), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, head_dim.size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
@@ -87,9 +87,9 @@ class RwkvHeadMix(RecurrentMixer):
             "tanh",
         )
         mixed_inputs = {}
-        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
+        for input_name, low_rank_input in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
+                recorder.linear(f"shift_b_{input_name}", low_rank_input, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
             )
             mixed_inputs[input_name] = recorder.add(
@@ -113,7 +113,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    inputs_of_projections = "wkvrg"
+    projection_letters = "wkvrg"
 
     class WkvRecurrence(nn.Module):
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
@@ -140,12 +140,12 @@ def _reference_class() -> type[nn.Module]:
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
-            for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
+            for input_name in projection_letters if has_low_ranks else projection_letters[1:]:
                 self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
                 self.time_mix_x = vector_module(torch.linspace(0.1, 0.9, hidden_size))
-                self.shift_a = nn.Linear(hidden_size, len(inputs_of_projections) * spec.shift_rank, bias=False)
-                for input_name in inputs_of_projections:
+                self.shift_a = nn.Linear(hidden_size, len(projection_letters) * spec.shift_rank, bias=False)
+                for input_name in projection_letters:
                     self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden_size, bias=False))
                 self.decay_a = nn.Linear(hidden_size, spec.decay_rank, bias=False)
                 self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
@@ -165,16 +165,16 @@ def _reference_class() -> type[nn.Module]:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             mix_weights: dict[str, Any] = {
                 input_name: self.get_submodule(f"time_mix_{input_name}").weight
-                for input_name in inputs_of_projections
+                for input_name in projection_letters
                 if hasattr(self, f"time_mix_{input_name}")
             }
             if self.spec.shift_rank is not None:
                 low_rank_x = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
-                for input_name, low_rank_part in zip(
-                    inputs_of_projections, low_rank_x.chunk(len(inputs_of_projections), -1), strict=True
+                for input_name, low_rank_input in zip(
+                    projection_letters, low_rank_x.chunk(len(projection_letters), -1), strict=True
                 ):
                     mix_weights[input_name] = (
-                        self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
+                        self.get_submodule(f"shift_b_{input_name}")(low_rank_input) + mix_weights[input_name]
                     )
             return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
 
@@ -182,8 +182,10 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             mixed_inputs = self._mixed_inputs(x, pass_state)
             receptance, k, v = (
-                self.get_submodule(projection)(mixed_inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
-                for projection in ("receptance", "key", "value")
+                self.get_submodule(projection_name)(mixed_inputs[projection_name[0]])
+                .unflatten(-1, (spec.num_heads, -1))
+                .float()
+                for projection_name in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:

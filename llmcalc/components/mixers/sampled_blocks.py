@@ -47,7 +47,8 @@ class SampledBlockAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         block_limits: dict[str, Any] = {
@@ -104,33 +105,33 @@ def _reference_class() -> type[nn.Module]:
                 )
             block_count = mean_scores.shape[-1]
             block_pair_indices = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
-            block_rows, columns = block_pair_indices // block_count, block_pair_indices % block_count
+            query_blocks, key_blocks = block_pair_indices // block_count, block_pair_indices % block_count
             sampled_queries, sampled_keys, sampled_values = (
                 self._select_blocks(x, block_indices)
-                for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
+                for x, block_indices in ((queries, query_blocks), (keys, key_blocks), (values, key_blocks))
             )
             pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * score_scale)
-            key_mask = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
+            key_mask = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), key_blocks).transpose(
                 -1, -2
             )
             pair_weights = pair_weights * key_mask
             weighted_sums = torch.zeros_like(queries).scatter_add(
-                2, self._expand_indices(block_rows, queries), pair_weights @ sampled_values
+                2, self._expand_indices(query_blocks, queries), pair_weights @ sampled_values
             )
             weight_sums = torch.zeros_like(queries[..., :1])
             weight_sums = weight_sums.scatter_add(
-                2, self._expand_indices(block_rows, weight_sums), pair_weights.sum(-1, keepdim=True)
+                2, self._expand_indices(query_blocks, weight_sums), pair_weights.sum(-1, keepdim=True)
             )
             if self.approximated:
-                other_blocks = (
+                other_block_weights = (
                     torch.exp(mean_scores)
                     .flatten(2)
                     .scatter(2, block_pair_indices, 0.0)
                     .unflatten(2, (block_count, block_count))
                 )
-                other_blocks = other_blocks * token_counts.transpose(-1, -2)
-                weighted_sums = weighted_sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
-                weight_sums = weight_sums + other_blocks.sum(-1)[..., None, None]
+                other_block_weights = other_block_weights * token_counts.transpose(-1, -2)
+                weighted_sums = weighted_sums + (other_block_weights @ (values.sum(3) / token_counts))[:, :, :, None]
+                weight_sums = weight_sums + other_block_weights.sum(-1)[..., None, None]
             return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expand_indices(self, block_indices: Tensor, x: Tensor) -> Tensor:
@@ -147,14 +148,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden_size = spec.num_attention_heads, model_properties.hidden_size
-            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             heads = (
-                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 

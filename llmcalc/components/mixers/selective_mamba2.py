@@ -61,9 +61,11 @@ class SelectiveMamba2(TokenMixer):
         gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
-        channels, kernel = JoinedShapes((inner_axes,)), self.conv_kernel
-        inner_x = recorder.conv("conv1d", inner_x, channels, kernel=kernel, groups=inner_x.width, padding=kernel - 1)
-        recorder.state("conv_state", channels, Axis("kernel", kernel), state_kind="conv_state")
+        channel_axes, kernel_size = JoinedShapes((inner_axes,)), self.conv_kernel
+        inner_x = recorder.conv(
+            "conv1d", inner_x, channel_axes, kernel=kernel_size, groups=inner_x.width, padding=kernel_size - 1
+        )
+        recorder.state("conv_state", channel_axes, Axis("kernel", kernel_size), state_kind="conv_state")
         inner_x = recorder.act(inner_x, "silu").view(*inner_axes)
         split_shapes: tuple[Shape, ...] = ((state_axis,), (state_axis,), (Axis("time_step_rank", self.time_step_rank),))
         b, c, time_step = recorder.split(
@@ -116,8 +118,8 @@ def _reference_class() -> type[nn.Module]:
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)
             self.b_norm, self.c_norm = norm_reference(spec.norm, state_size), norm_reference(spec.norm, state_size)
-            scan: Any = scan_class()
-            self.scan = scan(spec.num_heads, spec.chunk_size)
+            scan_module_class: Any = scan_class()
+            self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

@@ -136,26 +136,26 @@ class SharedEntryAttention(EntryAttention):
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
-        lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_layer_values: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            kv_entries = recorder.value_of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
+            kv_entries = recorder.value_of_lower_layer("entries", x, lower_layer_values.get("entries"), head_dim)
         else:
             latent, kv_entries = self._latent_and_entries(recorder, x, head_dim, rope)
-            lower_entries["entries"] = kv_entries
+            lower_layer_values["entries"] = kv_entries
             recorder.hold(latent=latent)
             recorder.keep(entries=kv_entries)
         recorder.hold(entries=kv_entries)
         visible_entries = recorder.whole_entries(q, kv_entries, self.compress_rate)
         recorder.hold(seen=visible_entries)
         if self.indexer is None:
-            selected_entries = recorder.value_of_lower_layer("selection", x, lower_entries.get("selection"))
+            selected_entries = recorder.value_of_lower_layer("selection", x, lower_layer_values.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
                 selected_entries = self._record_selection(
                     recorder, self.indexer, x, compressed_query, latent, visible_entries, rope
                 )
-            lower_entries["selection"] = selected_entries
+            lower_layer_values["selection"] = selected_entries
             recorder.keep(selection=selected_entries)
         recorder.hold(chosen=selected_entries)
         return recorder.among(visible_entries, selected_entries, kv_entries)
@@ -163,7 +163,7 @@ class SharedEntryAttention(EntryAttention):
     def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
-        compress_rate = Axis("rate", self.compress_rate)
+        rate_axis = Axis("rate", self.compress_rate)
         pending_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, head_dim)
@@ -173,14 +173,12 @@ class SharedEntryAttention(EntryAttention):
                 recorder.hold(gate=gate)
                 pending_rows = recorder.with_unpooled_rows(kv, gate)
                 recorder.hold(kv=pending_rows[0], gate=pending_rows[1])
-                kv = recorder.weighted_mean(*(recorder.windows(rows, compress_rate) for rows in pending_rows))
+                kv = recorder.weighted_mean(*(recorder.windows(rows, rate_axis) for rows in pending_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
-            kv_entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
+            kv_entries = recorder.rope(latent, rope, row_stride=rate_axis.size)
             recorder.hold(new=kv_entries)
-            op = ops.EntryCache(
-                head_dim.size, compress_rate.size, sum(rows.width for rows in pending_rows), rows=x.rows
-            )
+            op = ops.EntryCache(head_dim.size, rate_axis.size, sum(rows.width for rows in pending_rows), rows=x.rows)
             return latent, recorder.keep_entries(op, kv_entries, *pending_rows)
 
     def _record_selection(
@@ -198,10 +196,10 @@ class SharedEntryAttention(EntryAttention):
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
         assert self.compress_rate is not None
-        lower_entries: dict[str, Value] = recorder.memo["entries"]
+        lower_layer_values: dict[str, Value] = recorder.memo["entries"]
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.value_of_lower_layer("keys", x, lower_entries.get("keys"), index_dim)
+            keys = recorder.value_of_lower_layer("keys", x, lower_layer_values.get("keys"), index_dim)
         else:
             with recorder.function():
                 keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, index_dim), self.norm)
@@ -209,7 +207,7 @@ class SharedEntryAttention(EntryAttention):
                 keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
                 recorder.hold(new=keys)
                 keys = recorder.keep_entries(ops.EntryCache(index_dim.size, self.compress_rate, 0, rows=x.rows), keys)
-            lower_entries["keys"] = keys
+            lower_layer_values["keys"] = keys
             recorder.keep(keys=keys)
         recorder.hold(keys=keys)
         q = recorder.linear("q_proj", compressed_query, heads, index_dim)
@@ -270,7 +268,9 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {name: local_example.model_copy(update=changes) for name, changes in changes_by_example.items()}
+    return {
+        name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes_by_example.items()
+    }
 
 
 @cache
@@ -313,8 +313,8 @@ def _reference_class() -> type[nn.Module]:
                     )
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
-                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
-                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * self.rate
+                first_entry_index = 0 if kv_entries is None else kv_entries.shape[1]
+                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry_index) * self.rate
                 new_entries = rotate_at(latent, positions, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
@@ -348,16 +348,16 @@ def _reference_class() -> type[nn.Module]:
             if pass_state.past_tokens and visible_entries.shape[0] == 1:
                 token_offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
-                current_block_start = (keys.shape[1] - 1) // block_size * block_size
-                index_in_block = keys.shape[1] - current_block_start
+                last_block_start = (keys.shape[1] - 1) // block_size * block_size
+                last_block_size = keys.shape[1] - last_block_start
                 # its own block is first
-                positions = torch.cat([positions[:, :index_in_block], positions[:, block_size:]], 1)
+                positions = torch.cat([positions[:, :last_block_size], positions[:, block_size:]], 1)
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions
-            padded_length = -(-keys.shape[1] // block_size)
+            block_count = -(-keys.shape[1] // block_size)
             is_in_chosen_block = torch.zeros(
-                *chosen_blocks.shape[:2], padded_length, dtype=torch.bool, device=keys.device
+                *chosen_blocks.shape[:2], block_count, dtype=torch.bool, device=keys.device
             )
             is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(block_size, -1)[
                 ..., : keys.shape[1]
@@ -394,8 +394,8 @@ def _reference_class() -> type[nn.Module]:
             keys = None if stored_rows is None else stored_rows[0]
             if latent is not None:
                 new_keys = self.k_norm(self.k_proj(latent))
-                first_entry = 0 if keys is None else keys.shape[1]
-                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * spec.compress_rate
+                first_entry_index = 0 if keys is None else keys.shape[1]
+                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry_index) * spec.compress_rate
                 new_keys = rotate_at(new_keys, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
                 keys = new_keys if keys is None else torch.cat([keys, new_keys], 1)
             if keys is None:
@@ -441,18 +441,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec = self.spec
             end_position = pass_state.past_tokens + x.shape[1]
-            pass_memo = pass_state.shared_values
+            shared_values = pass_state.shared_values
             latent = None
             if not spec.entries_shared:
-                latent, pass_memo["entries"] = self.compressor(x, pass_state)
-            kv_entries: Tensor = pass_memo["entries"]
-            visible_entries = (
+                latent, shared_values["entries"] = self.compressor(x, pass_state)
+            kv_entries: Tensor = shared_values["entries"]
+            visible_entry_counts = (
                 pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
             ) // spec.compress_rate
-            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entries[:, None]
+            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entry_counts[:, None]
             if spec.indexer is not None:
-                pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
-            selected_entries = pass_memo["selected entries"]
+                shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
+            selected_entries = shared_values["selected entries"]
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, gather_index), is_visible[:, : selected_entries.shape[-1]]

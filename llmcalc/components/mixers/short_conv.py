@@ -67,29 +67,29 @@ class ShortConv(TokenMixer):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        kernel, has_bias = self.conv_L_cache, self.conv_bias
-        channels = x.axes if self.grid else (Axis("inner", x.width),)
+        kernel_size, has_bias = self.conv_L_cache, self.conv_bias
+        channel_axes = x.axes if self.grid else (Axis("inner", x.width),)
         b, c, inner_x = recorder.split(
-            recorder.linear("in_proj", x, JoinedShapes((channels,) * 3), bias=has_bias), *(channels,) * 3
+            recorder.linear("in_proj", x, JoinedShapes((channel_axes,) * 3), bias=has_bias), *(channel_axes,) * 3
         )
         recorder.hold(b=b)
         inner_x = recorder.mul(b, inner_x)
         if self.grid:
             conv_output = recorder.conv(
-                "conv", inner_x, *channels, kernel=kernel * kernel, groups=inner_x.width, bias=has_bias
+                "conv", inner_x, *channel_axes, kernel=kernel_size * kernel_size, groups=inner_x.width, bias=has_bias
             )
         else:
             conv_output = recorder.conv(
                 "conv",
                 inner_x,
-                *channels,
-                kernel=kernel,
+                *channel_axes,
+                kernel=kernel_size,
                 groups=inner_x.width,
                 bias=has_bias,
-                padding=kernel - 1,
+                padding=kernel_size - 1,
                 state_name="conv_state",
             )
-            recorder.state("conv_state", *channels, Axis("kernel", kernel), state_kind="conv_state")
+            recorder.state("conv_state", *channel_axes, Axis("kernel", kernel_size), state_kind="conv_state")
         recorder.hold(mixed=conv_output)
         return recorder.linear("out_proj", recorder.mul(c, conv_output), *x.axes, bias=has_bias)
 
@@ -114,13 +114,18 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ShortConv, hidden_size: int) -> None:
             super().__init__()
             self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=spec.conv_bias)
-            self.grid, kernel = spec.grid, spec.conv_L_cache
+            self.grid, kernel_size = spec.grid, spec.conv_L_cache
             if spec.grid:
                 self.conv: Any = nn.Conv2d(
-                    hidden_size, hidden_size, kernel, padding=kernel // 2, groups=hidden_size, bias=spec.conv_bias
+                    hidden_size,
+                    hidden_size,
+                    kernel_size,
+                    padding=kernel_size // 2,
+                    groups=hidden_size,
+                    bias=spec.conv_bias,
                 )
             else:
-                self.conv = causal_conv_class()(hidden_size, kernel, spec.conv_bias)
+                self.conv = causal_conv_class()(hidden_size, kernel_size, spec.conv_bias)
                 self.conv_state = recurrent_state_class()()
             self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.conv_bias)
 

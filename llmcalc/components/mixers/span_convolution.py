@@ -55,19 +55,21 @@ class SpanConvolution(TokenMixer):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
+        head_sizes, kernel_size = self.head_sizes(x.width), self.conv_kernel_size
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, head_dim, bias=True)
         v = recorder.linear("v_proj", x, heads, head_dim, bias=True)
-        span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
+        span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel_size, groups=x.width)
         span_keys = recorder.conv("span_proj", span_features, heads, head_dim, kernel=1, bias=True)
         q = recorder.linear("q_proj", x, heads, head_dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
-        filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
+        filters = recorder.linear(
+            "filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel_size), bias=True
+        )
         filters = recorder.act(filters, "softmax")
         conv_values = recorder.linear("conv_v_proj", x, heads, head_dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
-        convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
+        convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel_size, x.rows)
         conv_output = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, head_dim))
         recorder.hold(convolved=conv_output)
         recorder.mask(q, k, causal=False)
@@ -113,15 +115,21 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SpanConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden, kernel, self.heads = (model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads)
-            half_width = hidden // 2
-            self.q_proj, self.k_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
-            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
-            self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
-            self.span_proj = nn.Conv1d(hidden, half_width, 1)
-            self.filter_proj = nn.Linear(half_width, self.heads * kernel)
+            hidden_size, kernel_size, self.heads = (
+                model_properties.hidden_size,
+                spec.conv_kernel_size,
+                spec.num_attention_heads,
+            )
+            half_width = hidden_size // 2
+            self.q_proj, self.k_proj = nn.Linear(hidden_size, half_width), nn.Linear(hidden_size, half_width)
+            self.v_proj, self.conv_v_proj = nn.Linear(hidden_size, half_width), nn.Linear(hidden_size, half_width)
+            self.span_conv = nn.Conv1d(
+                hidden_size, hidden_size, kernel_size, padding=kernel_size // 2, groups=hidden_size, bias=False
+            )
+            self.span_proj = nn.Conv1d(hidden_size, half_width, 1)
+            self.filter_proj = nn.Linear(half_width, self.heads * kernel_size)
             self.core, self.convolution = softmax_core_class()(), TokenFilterConvolution()
-            self.o_proj = nn.Linear(hidden, hidden)
+            self.o_proj = nn.Linear(hidden_size, hidden_size)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q = self.q_proj(x)

@@ -52,10 +52,10 @@ def two_key_sets_reference() -> Any:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
 
-        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+        def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
             """Splits queries, keys and values into heads; queries and keys are normalized."""
-            heads = super()._split_heads(projection, x)
-            is_normed = projection != "v" and self.spec.norm is not None
-            return self.get_submodule(f"{projection}_norm")(heads) if is_normed else heads
+            heads = super()._split_heads(projection_letter, x)
+            is_normed = projection_letter != "v" and self.spec.norm is not None
+            return self.get_submodule(f"{projection_letter}_norm")(heads) if is_normed else heads
 
     return TwoKeySetsReference

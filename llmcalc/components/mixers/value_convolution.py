@@ -54,8 +54,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ValueConvolution, heads: int) -> None:
             super().__init__()
-            kernel = spec.conv_kernel_size
-            self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
+            kernel_size = spec.conv_kernel_size
+            self.conv = nn.Conv2d(
+                heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), bias=False, groups=heads
+            )
 
         def forward(self, values: Tensor) -> Tensor:
             return self.conv(values)

@@ -52,16 +52,18 @@ class ValueExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the values of all heads. x: the input of the values."""
-        experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
-        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        expert_axis, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
+        expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, expert_axis.size)
         recorder.hold(weights=expert_weights, chosen=top_experts)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
+        routed_rows = recorder.dispatch(x, top_experts, expert_axis, top_k, self.router.expert_groups)
         recorder.hold(rows=routed_rows)
         expert_values = recorder.act(
-            recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
+            recorder.experts("v_experts", routed_rows, expert_axis, top_k, heads, head_axis), self.hidden_act
         )
         recorder.hold(y=expert_values)
-        return recorder.combine(expert_values, expert_weights, experts, top_k, in_float32=self.router.float32_weights)
+        return recorder.combine(
+            expert_values, expert_weights, expert_axis, top_k, in_float32=self.router.float32_weights
+        )
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the value projections, from the hidden size to all value heads, and the router."""
@@ -78,11 +80,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ValueExperts, model_properties: ModelProperties, values_width: int) -> None:
             super().__init__()
             self.spec = spec
-            experts, top_k = spec.num_experts, spec.num_experts_per_tok
-            self.routing = spec.router.reference(model_properties, experts, top_k, experts)
+            expert_count, top_k = spec.num_experts, spec.num_experts_per_tok
+            self.routing = spec.router.reference(model_properties, expert_count, top_k, expert_count)
             for module_name, module in self.routing.modules.items():
                 self.add_module(module_name, module)
-            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, values_width, False)
+            self.v_experts = expert_map_class()(expert_count, model_properties.hidden_size, values_width, False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             expert_weights, top_experts = self.routing(x, pass_state)

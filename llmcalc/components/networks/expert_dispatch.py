@@ -42,14 +42,19 @@ def dispatch_class() -> type[Any]:
             """Sorts rows from expert order to token order. [rows, width] → same shape."""
             return x.new_zeros(x.shape).index_add(0, self.order, x) if self.is_grouped else x
 
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, expert_weights: Tensor) -> Tensor:
             """Sums the weighted expert outputs of each token. [rows, width] → [batch, tokens, width]."""
-            dtype, tokens = x.dtype, weights.shape[:2]
-            weight_dtype = weights.dtype if self.float32_weights else dtype
+            dtype, token_shape = x.dtype, expert_weights.shape[:2]
+            weight_dtype = expert_weights.dtype if self.float32_weights else dtype
             if not self.is_grouped:
-                return (x.view(*weights.shape, -1) * weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
-            x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
+                return (x.view(*expert_weights.shape, -1) * expert_weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
+            x = x * expert_weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
+            return (
+                x.new_zeros(token_shape.numel(), x.shape[1])
+                .index_add(0, self.token, x)
+                .unflatten(0, token_shape)
+                .to(dtype)
+            )
 
     return ExpertDispatch
 
@@ -65,30 +70,32 @@ def capacity_dispatch_class() -> type[Any]:
 
         is_grouped, expert = False, None
 
-        def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, capacity_factor: Fraction) -> None:
+        def __init__(
+            self, weights: Tensor, expert_indices: Tensor, expert_count: int, capacity_factor: Fraction
+        ) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
-            expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            expert_capacity = min(math.ceil(expert_indices.numel() * capacity_factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(expert_capacity, 0)
-            self.weight, self.token = top_weights.t(), tokens.t().flatten()
+            expert_weights = weights.new_zeros(len(weights), expert_count).scatter(1, expert_indices, weights)
+            expert_capacity = min(math.ceil(expert_indices.numel() * capacity_factor / expert_count), len(weights))
+            top_weights, token_indices = expert_weights.topk(expert_capacity, 0)
+            self.weight, self.token = top_weights.t(), token_indices.t().flatten()
 
         def copy_rows_to_experts(self, x: Tensor) -> Tensor:
             """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
             return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, expert_weights: Tensor) -> Tensor:
             """Sums the weighted expert outputs of each token. [experts, rows, width] → [batch, tokens, width]."""
-            x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
+            x, token_shape = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), expert_weights.shape[:2]
+            return x.new_zeros(token_shape.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, token_shape)
 
     return CapacityDispatch
 
 
-def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Returns the end of each expert's rows in the sorted rows, as int32. expert: the expert of each row, ascending."""
+def ends_of_groups(row_experts: Tensor, expert_count: int) -> Tensor:
+    """Returns the end of each expert's rows in the sorted rows, as int32. row_experts: each row's expert, ascending."""
     import torch
 
-    return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
+    return row_experts.float().histc(expert_count, 0, expert_count - 1).cumsum(0, dtype=torch.int32)
 
 
 @cache
@@ -97,31 +104,32 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
+        """Applies to each row the linear layer of its expert. x: [rows, in_features] → [rows, out_features].
 
+        row_experts: the expert of each row, [rows].
         group_ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
-        Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
+        Where all experts have as many rows, x is [experts, rows, in_features], and so is the output.
         """
 
-        def __init__(self, experts: int, n_in: int, n_out: int, bias: bool) -> None:
+        def __init__(self, expert_count: int, in_features: int, out_features: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(experts, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-            self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
+            self.weight = nn.Parameter(torch.empty(expert_count, out_features, in_features))
+            nn.init.normal_(self.weight, std=in_features**-0.5)
+            self.bias = nn.Parameter(torch.zeros(expert_count, out_features)) if bias else None
 
-        def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
-            if expert is None:
+        def forward(self, x: Tensor, row_experts: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
+            if row_experts is None:
                 expert_outputs = x @ self.weight.transpose(1, 2)
                 return expert_outputs if self.bias is None else expert_outputs + self.bias[:, None]
             if group_ends is not None:
                 expert_outputs = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
-                return expert_outputs if self.bias is None else expert_outputs + self.bias.index_select(0, expert)
+                return expert_outputs if self.bias is None else expert_outputs + self.bias.index_select(0, row_experts)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                expert_outputs = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
-                return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
+                expert_outputs = torch.bmm(self.weight[row_experts], x[:, :, None])[:, :, 0]
+                return expert_outputs if self.bias is None else expert_outputs + self.bias[row_experts]
             expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
-            for expert_index in expert.unique().tolist():
-                row_indices = (expert == expert_index).nonzero()[:, 0]
+            for expert_index in row_experts.unique().tolist():
+                row_indices = (row_experts == expert_index).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
                     x[row_indices], self.weight[expert_index], None if self.bias is None else self.bias[expert_index]
                 )

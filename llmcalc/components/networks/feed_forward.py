@@ -137,12 +137,12 @@ class FeedForward(SingleWidthNetwork):
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        ffn = Axis("ffn", self.intermediate_size)
-        projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        projected_x = recorder.linear(projection, x, ffn, bias=bias, is_fused=self.fused_gate)
+        ffn_axis = Axis("ffn", self.intermediate_size)
+        projection_name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        projected_x = recorder.linear(projection_name, x, ffn_axis, bias=bias, is_fused=self.fused_gate)
         projected_x = self._activate(recorder, projected_x)
         if self.gated:
-            up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, is_fused=self.fused_gate)
+            up_projection = recorder.linear("up_proj", x, ffn_axis, bias=self.up_bias, is_fused=self.fused_gate)
             projected_x = recorder.mul(projected_x, record_up_activation(recorder, self.up_act, up_projection))
         projected_x = projected_x if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, projected_x)
         projected_x = recorder.linear(
@@ -156,9 +156,9 @@ class FeedForward(SingleWidthNetwork):
         if self.hidden_act != "xielu":
             return recorder.act(x, self.hidden_act)
         with recorder.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
-            head_halves = Axis("sides", 2)
+            side_axis = Axis("sides", 2)
             return recorder.act(
-                x, "xielu", recorder.vector("alpha", head_halves), recorder.buffer("constants", head_halves)
+                x, "xielu", recorder.vector("alpha", side_axis), recorder.buffer("constants", side_axis)
             )
 
     def describe(self, hidden_size: int) -> str:
@@ -201,7 +201,7 @@ def activate(function_name: str, x: Tensor) -> Tensor:
         clamped_x = x.clamp(max=7.0)
         return clamped_x * torch.sigmoid(clamped_x * 1.702)
 
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu_new": lambda x: 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3)))),
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "situ": lambda x: torch.tanh(x / 4) * 4 * torch.sigmoid(x),
@@ -213,7 +213,7 @@ def activate(function_name: str, x: Tensor) -> Tensor:
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "identity": lambda x: x,
     }
-    activation = functions.get(function_name) or getattr(F, function_name)
+    activation = activations.get(function_name) or getattr(F, function_name)
     return activation(x)
 
 
@@ -272,12 +272,14 @@ def _reference_class() -> type[nn.Module]:
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
             has_gate = hasattr(self, "gate_proj")
-            hidden = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
-            hidden = hidden * activate(self.up_act, self.up_proj(x)) if has_gate else hidden
-            hidden = self.sub_norm(hidden) if hasattr(self, "sub_norm") else hidden
+            hidden_units = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
+            hidden_units = hidden_units * activate(self.up_act, self.up_proj(x)) if has_gate else hidden_units
+            hidden_units = self.sub_norm(hidden_units) if hasattr(self, "sub_norm") else hidden_units
             if part_factors is not None:
-                hidden = (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
-            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", hidden))
+                hidden_units = (
+                    hidden_units.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]
+                ).flatten(-2)
+            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", hidden_units))
             return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 
     return FeedForwardReference

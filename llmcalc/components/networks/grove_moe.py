@@ -77,19 +77,21 @@ class GroveMoE(Network):
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        expert_groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
-        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
+        top_k, expert_axis = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        group_axis = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
+        expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, self.num_experts)
         group_outputs = []
-        for network_name, network, axis in (
-            ("experts", self.expert, experts),
-            ("chunk_experts", self.adjugate_expert, expert_groups),
+        for network_name, network, network_axis in (
+            ("experts", self.expert, expert_axis),
+            ("chunk_experts", self.adjugate_expert, group_axis),
         ):
-            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.expert_groups)
+            routed_rows = recorder.dispatch(x, top_experts, network_axis, top_k, self.router.expert_groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
-                expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
+                expert_outputs = expert_networks(recorder, network, routed_rows, network_axis, top_k, x.axes)
             group_outputs.append(
-                recorder.combine(expert_outputs, expert_weights, axis, top_k, in_float32=self.router.float32_weights)
+                recorder.combine(
+                    expert_outputs, expert_weights, network_axis, top_k, in_float32=self.router.float32_weights
+                )
             )
         return recorder.add(*group_outputs)
 
@@ -126,12 +128,18 @@ def _reference_class() -> type[nn.Module]:
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
-            hidden, expert_count, self.group = (model_properties.hidden_size, spec.num_experts, spec.experts_per_group)
+            hidden_size, expert_count, self.group = (
+                model_properties.hidden_size,
+                spec.num_experts,
+                spec.experts_per_group,
+            )
             router_module = spec.router.reference(
                 model_properties, expert_count, spec.num_experts_per_tok, expert_count
             )
-            super().__init__(router_module, spec.expert, expert_count, hidden)
-            adjugate_experts = RoutedExperts(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
+            super().__init__(router_module, spec.expert, expert_count, hidden_size)
+            adjugate_experts = RoutedExperts(
+                router_module, spec.adjugate_expert, expert_count // self.group, hidden_size
+            )
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:

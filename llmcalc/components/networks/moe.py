@@ -146,18 +146,20 @@ class VisionExperts(Part):
         check_expert(self.expert)
         return self
 
-    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
+    def flow(self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number) -> Value:
+        expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, expert_axis.size)
+        routed_rows = recorder.dispatch(x, top_experts, expert_axis, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
-        return recorder.combine(expert_outputs, expert_weights, experts, top_k, in_float32=self.router.float32_weights)
+            expert_outputs = expert_networks(recorder, self.expert, routed_rows, expert_axis, top_k, x.axes)
+        return recorder.combine(
+            expert_outputs, expert_weights, expert_axis, top_k, in_float32=self.router.float32_weights
+        )
 
     def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.with_scaled_widths(scale_width)})
 
-    def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
-        return _vision_experts_class()(self, model_properties, experts, top_k)
+    def reference(self, model_properties: ModelProperties, expert_count: int, top_k: int) -> nn.Module:
+        return _vision_experts_class()(self, model_properties, expert_count, top_k)
 
 
 class MoE(Network):
@@ -276,9 +278,9 @@ class MoE(Network):
         }
         return self.model_copy(
             update={
-                network_field: spec_part.with_scaled_widths(scale_width)
-                for network_field, spec_part in networks_by_field.items()
-                if spec_part is not None
+                field_name: network.with_scaled_widths(scale_width)
+                for field_name, network in networks_by_field.items()
+                if network is not None
             }
         )
 
@@ -287,17 +289,17 @@ class MoE(Network):
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
-        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        top_k, expert_axis = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         class_count = add(self.num_experts, identity_count)
         expert_weights, top_experts = self.router.flow(
-            recorder, x if router_input is None else router_input, experts, top_k, class_count
+            recorder, x if router_input is None else router_input, expert_axis, top_k, class_count
         )
         if self.vision_experts is not None:
-            recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
+            recorder.part("vision_experts", self.vision_experts, x, role="idle", expert_axis=expert_axis, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
-        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.expert_groups)
+        routed_rows = recorder.dispatch(expert_input, top_experts, expert_axis, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
@@ -305,7 +307,7 @@ class MoE(Network):
                 recorder,
                 self.expert,
                 routed_rows,
-                experts,
+                expert_axis,
                 top_k,
                 expert_input.axes,
                 has_identities,
@@ -316,7 +318,7 @@ class MoE(Network):
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
         expert_outputs = recorder.combine(
-            expert_outputs, expert_weights, experts, top_k, in_float32=self.router.float32_weights
+            expert_outputs, expert_weights, expert_axis, top_k, in_float32=self.router.float32_weights
         )
         recorder.hold(y=expert_outputs)
         if self.latent is not None:
@@ -326,12 +328,12 @@ class MoE(Network):
             shared_output = self._shared_expert_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
-                routed_share, shared_expert_share = recorder.split(
+                routed_weight, shared_expert_weight = recorder.split(
                     recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2
                 )
                 expert_outputs, shared_output = (
-                    recorder.mul(routed_share, expert_outputs, expert_outputs.axes),
-                    recorder.mul(shared_expert_share, shared_output, expert_outputs.axes),
+                    recorder.mul(routed_weight, expert_outputs, expert_outputs.axes),
+                    recorder.mul(shared_expert_weight, shared_output, expert_outputs.axes),
                 )
             expert_outputs = recorder.add(expert_outputs, shared_output)
             recorder.hold(y=expert_outputs)
@@ -377,50 +379,50 @@ class MoE(Network):
         vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def small_mixture(**moe_fields: Any) -> Any:
+        def build_mixture(**moe_fields: Any) -> Any:
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         return [
-            small_mixture(num_experts=6),
-            small_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
-            small_mixture(output_bias=True),
-            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
-            small_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
-            small_mixture(
+            build_mixture(num_experts=6),
+            build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
+            build_mixture(output_bias=True),
+            build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
+            build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
+            build_mixture(
                 expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
             ),
-            small_mixture(router=learned_router),
-            small_mixture(
+            build_mixture(router=learned_router),
+            build_mixture(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
             ),
-            small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            small_mixture(num_experts_per_tok=1, router=skipping_router),
-            small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            small_mixture(
+            build_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
+            build_mixture(num_experts_per_tok=1, router=skipping_router),
+            build_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
+            build_mixture(
                 shared_expert=shared_network,
                 vision_experts=vision_experts,
                 router=LinearRouter(score_correction="parameter"),
             ),
-            small_mixture(
+            build_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
                 router=LinearRouter(score_correction="buffer", bias=True),
             ),
-            small_mixture(
+            build_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=ungated_network,
                 latent=Latent(moe_latent_size=8),
                 shared_expert=shared_network,
             ),
-            small_mixture(
+            build_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
-            small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
-            small_mixture(shared_expert=shared_network, shared_expert_mix=True),
-            small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
-            small_mixture(router=LinearRouter(float32_product=True, bias=True)),
-            small_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
+            build_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            build_mixture(shared_expert=shared_network, shared_expert_mix=True),
+            build_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
+            build_mixture(router=LinearRouter(float32_product=True, bias=True)),
+            build_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
         ]
 
 
@@ -440,36 +442,47 @@ def expert_networks(
     recorder: Flow,
     expert: FeedForward,
     routed_rows: Value,
-    experts: Axis,
+    expert_axis: Axis,
     top_k: Number,
     output_axes: Shape,
-    identities: bool = False,
+    has_identities: bool = False,
     is_sliced: bool = False,
 ) -> Value:
-    """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
-    ffn = Axis("expert_ffn", expert.intermediate_size)
+    """Records the networks of all experts at once. has_identities, is_sliced: as in `Flow.experts`."""
+    ffn_axis = Axis("expert_ffn", expert.intermediate_size)
 
-    def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
+    def record_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(
-            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=is_sliced
+            projection_name,
+            x,
+            expert_axis,
+            top_k,
+            *axes,
+            bias=bias,
+            has_identities=has_identities,
+            slices_weight=is_sliced,
         )
 
     if expert.gated:
-        hidden = recorder.act(expert_linear("gate_proj", routed_rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        recorder.hold(y=hidden)
-        hidden = recorder.mul(
-            hidden,
+        hidden_units = recorder.act(
+            record_linear("gate_proj", routed_rows, ffn_axis, bias=expert.gate_bias), expert.hidden_act
+        )
+        recorder.hold(y=hidden_units)
+        hidden_units = recorder.mul(
+            hidden_units,
             record_up_activation(
-                recorder, expert.up_act, expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias)
+                recorder, expert.up_act, record_linear("up_proj", routed_rows, ffn_axis, bias=expert.up_bias)
             ),
         )
     else:
-        hidden = recorder.act(expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    hidden = recorder.dropout(hidden, "activation")
-    recorder.hold(y=hidden)
-    hidden = expert_linear("down_proj", hidden, *output_axes, bias=expert.down_bias)
-    recorder.hold(y=hidden)
-    return hidden
+        hidden_units = recorder.act(
+            record_linear("up_proj", routed_rows, ffn_axis, bias=expert.up_bias), expert.hidden_act
+        )
+    hidden_units = recorder.dropout(hidden_units, "activation")
+    recorder.hold(y=hidden_units)
+    hidden_units = record_linear("down_proj", hidden_units, *output_axes, bias=expert.down_bias)
+    recorder.hold(y=hidden_units)
+    return hidden_units
 
 
 @cache
@@ -480,15 +493,15 @@ def routed_experts_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """Runs each row through the row's expert. x: [rows, width], expert: [rows] → [rows, width].
+        """Runs each row through the row's expert. x: [rows, width], row_experts: [rows] → [rows, width].
 
-        grouped: whether rows are sorted by expert.
+        is_grouped: whether rows are sorted by expert.
 
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
 
         def __init__(
-            self, expert: FeedForward, expert_count: int, input_width: int, identities: IdentityExperts | None
+            self, expert: FeedForward, expert_count: int, input_width: int, identity_experts: IdentityExperts | None
         ) -> None:
             super().__init__()
             ffn_width, self.count = expert.intermediate_size, expert_count
@@ -497,22 +510,32 @@ def routed_experts_class() -> type[nn.Module]:
                 self.gate_proj = ExpertMap(expert_count, input_width, ffn_width, expert.gate_bias)
             self.up_proj = ExpertMap(expert_count, input_width, ffn_width, expert.up_bias)
             self.down_proj = ExpertMap(expert_count, ffn_width, input_width, expert.down_bias)
-            if identities is not None:
-                self.zero_experts = identities.reference()
+            if identity_experts is not None:
+                self.zero_experts = identity_experts.reference()
 
-        def forward(self, x: Tensor, expert: Tensor | None, is_grouped: bool) -> Tensor:
+        def forward(self, x: Tensor, row_experts: Tensor | None, is_grouped: bool) -> Tensor:
             has_gate, is_identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
-                assert expert is not None, "identity experts have no capacity"
+                assert row_experts is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
-                is_identity = expert >= self.count
-                expert = expert.masked_fill(is_identity, self.count - 1)
-            group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
-            hidden = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
-            hidden = hidden * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else hidden
-            hidden = apply_dropout(self, "activation", hidden)
-            hidden = self.down_proj(hidden, expert, group_ends)
-            return hidden if is_identity is None else torch.where(is_identity[:, None], self.zero_experts(x), hidden)
+                is_identity = row_experts >= self.count
+                row_experts = row_experts.masked_fill(is_identity, self.count - 1)
+            group_ends = ends_of_groups(row_experts, self.count) if is_grouped and row_experts is not None else None
+            hidden_units = activate(
+                self.act, (self.gate_proj if has_gate else self.up_proj)(x, row_experts, group_ends)
+            )
+            hidden_units = (
+                hidden_units * activate(self.up_act, self.up_proj(x, row_experts, group_ends))
+                if has_gate
+                else hidden_units
+            )
+            hidden_units = apply_dropout(self, "activation", hidden_units)
+            hidden_units = self.down_proj(hidden_units, row_experts, group_ends)
+            return (
+                hidden_units
+                if is_identity is None
+                else torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
+            )
 
     class RoutedExperts(nn.Module):
         """A router and its experts; the router's modules are submodules beside the experts."""
@@ -531,10 +554,12 @@ def routed_experts_class() -> type[nn.Module]:
             for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
-        def dispatch(self, weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
+        def dispatch(self, expert_weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
             if pass_state is not None and pass_state.expert_capacity is not None:
-                return capacity_dispatch_class()(weights, top_experts, self.experts.count, pass_state.expert_capacity)
+                return capacity_dispatch_class()(
+                    expert_weights, top_experts, self.experts.count, pass_state.expert_capacity
+                )
             is_grouped = pass_state is not None and pass_state.grouped_experts
             return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
@@ -546,11 +571,13 @@ def _vision_experts_class() -> type[nn.Module]:
     class VisionReference(routed_experts_class()):  # type: ignore[misc]
         """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
+        def __init__(
+            self, spec: VisionExperts, model_properties: ModelProperties, expert_count: int, top_k: int
+        ) -> None:
             super().__init__(
-                spec.router.reference(model_properties, experts, top_k, experts),
+                spec.router.reference(model_properties, expert_count, top_k, expert_count),
                 spec.expert,
-                experts,
+                expert_count,
                 model_properties.hidden_size,
             )
 

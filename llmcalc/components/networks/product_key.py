@@ -75,9 +75,9 @@ class ProductKeyMoE(Network):
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
+        key_axis, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
         expert_weights, top_units = recorder.product_keys(
-            recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
+            recorder.linear("router", x, JoinedShapes(((key_axis,), (key_axis,))), kind="router"), key_axis, top_k
         )
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=expert_weights, chosen=top_units)
@@ -116,9 +116,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertVectors(nn.Module):
-        def __init__(self, experts: int, hidden_size: int) -> None:
+        def __init__(self, expert_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(experts, hidden_size) * hidden_size**-0.5)
+            self.weight = nn.Parameter(torch.randn(expert_count, hidden_size) * hidden_size**-0.5)
 
     class InputProducts(ExpertVectors):
         """Multiplies tokens by the input vectors of their experts. x: [batch, tokens, hidden] → [batch, tokens, k]."""
@@ -139,8 +139,8 @@ def _reference_class() -> type[nn.Module]:
             self.down_embed = InputProducts(spec.num_experts, hidden_size)
             self.up_embed = WeightedOutputSum(spec.num_experts, hidden_size)
 
-        def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
-            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
+        def forward(self, x: Tensor, top_units: Tensor, expert_weights: Tensor) -> Tensor:
+            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * expert_weights, top_units)
 
     class ProductKeyReference(nn.Module):
         """Runs a dense network and experts selected by product keys. x: [batch, tokens, hidden] → same shape."""

@@ -65,26 +65,28 @@ class Router(Part):
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
         """Raises `ValueError` for groups that do not divide the experts, or that have too few experts for a token."""
 
-    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+    def flow(
+        self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
+    ) -> tuple[Value, Value]:
         """Records the routing, and returns the weights and indices of each token's experts.
 
-        classes: the number of experts to select from, identity experts included.
+        class_count: the number of experts to select from, identity experts included.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int) -> Any:
         """Builds a function: x [batch, tokens, hidden], pass_state → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
-        return _reference_classes()[self.type](self, model_properties, experts, top_k, classes)
+        return _reference_classes()[self.type](self, model_properties, expert_count, top_k, class_count)
 
 
-def _record_correction(recorder: Flow, storage: Correction | None, expert_axis: Axis) -> Value | None:
+def _record_correction(recorder: Flow, correction_storage: Correction | None, expert_axis: Axis) -> Value | None:
     """Records the correction of the expert scores and returns it; None without a correction."""
-    if storage is None:
+    if correction_storage is None:
         return None
-    if storage == "buffer":
+    if correction_storage == "buffer":
         return recorder.buffer("score_correction", expert_axis, kind="router")
     return recorder.vector("score_correction", expert_axis, kind="router", is_frozen=True)
 
@@ -138,14 +140,18 @@ class LinearRouter(Router):
                 f"{num_experts_per_tok} experts from {n_group} groups of {num_experts // n_group}"
             )
 
-    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis = Axis("classes", classes)
+    def flow(
+        self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
+    ) -> tuple[Value, Value]:
+        class_axis = Axis("classes", class_count)
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
-        logits = recorder.linear("router", x, axis, bias=self.bias, in_float32=self.float32_product, kind="router")
-        expert_scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
-        score_correction = _record_correction(recorder, self.score_correction, axis)
+        logits = recorder.linear(
+            "router", x, class_axis, bias=self.bias, in_float32=self.float32_product, kind="router"
+        )
+        expert_scale = recorder.vector("expert_scale", expert_axis, kind="router") if self.expert_scale else None
+        score_correction = _record_correction(recorder, self.score_correction, class_axis)
         if self.image_correction:
-            recorder.vector("image_correction", axis, kind="router", is_frozen=True)
+            recorder.vector("image_correction", class_axis, kind="router", is_frozen=True)
         return recorder.route(logits, top_k, self.scoring_func, score_correction, expert_scale)
 
 
@@ -171,8 +177,10 @@ class RouterMLP(Router):
     skip: Flag = False
     score_correction: Correction | None = None
 
-    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis = Axis("classes", classes + 1 if self.skip else classes)
+    def flow(
+        self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
+    ) -> tuple[Value, Value]:
+        class_axis = Axis("classes", class_count + 1 if self.skip else class_count)
         feature_axis = Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
             router_features = recorder.linear("down_proj", x, feature_axis, bias=True)
@@ -186,8 +194,8 @@ class RouterMLP(Router):
             router_features = recorder.act(
                 recorder.linear("fc2", router_features, feature_axis, bias=True), self.hidden_act
             )
-            logits = recorder.linear("out_proj", router_features, axis)
-        score_correction = _record_correction(recorder, self.score_correction, axis)
+            logits = recorder.linear("out_proj", router_features, class_axis)
+        score_correction = _record_correction(recorder, self.score_correction, class_axis)
         return recorder.route(logits, top_k, self.scoring_func, score_correction, has_skip=self.skip)
 
 
@@ -203,8 +211,10 @@ class TokenTableRouter(Router):
     type: Literal["token_table"] = "token_table"
     vocab_size: Vocab
 
-    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        logits = recorder.linear("router", x, Axis("classes", classes), kind="router")
+    def flow(
+        self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
+    ) -> tuple[Value, Value]:
+        logits = recorder.linear("router", x, Axis("classes", class_count), kind="router")
         table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
         token_table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
         return recorder.route(logits, top_k, self.scoring_func, table=token_table)
@@ -231,25 +241,25 @@ def _reference_classes() -> dict[str, type[Any]]:
     from torch import nn
 
     class ScoreCorrection(nn.Module):
-        def __init__(self, experts: int, is_parameter: bool) -> None:
+        def __init__(self, expert_count: int, is_parameter: bool) -> None:
             super().__init__()
             if is_parameter:
-                self.bias = nn.Parameter(torch.zeros(experts), requires_grad=False)
+                self.bias = nn.Parameter(torch.zeros(expert_count), requires_grad=False)
             else:
-                self.register_buffer("bias", torch.zeros(experts))
+                self.register_buffer("bias", torch.zeros(expert_count))
 
     class TokenTable(nn.Module):
         chosen: Tensor
 
-        def __init__(self, tokens: int, experts: int, top_k: int) -> None:
+        def __init__(self, vocab_size: int, expert_count: int, top_k: int) -> None:
             super().__init__()
-            experts_of_tokens = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
+            experts_of_tokens = [torch.randperm(expert_count, device="cpu")[:top_k] for _ in range(vocab_size)]
             self.register_buffer("chosen", torch.stack(experts_of_tokens).to(torch.empty(0).device))
 
     class RouterNetwork(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
-        def __init__(self, spec: RouterMLP, hidden_size: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, hidden_size: int, class_count: int) -> None:
             super().__init__()
             router_width, self.act = spec.router_hidden_size, spec.hidden_act
             self.down_proj = nn.Linear(hidden_size, router_width)
@@ -257,7 +267,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 self.below_scale = vector_module(torch.ones(router_width))
             self.norm = norm_reference(spec.norm, router_width)
             self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
-            self.out_proj = nn.Linear(router_width, classes, bias=False)
+            self.out_proj = nn.Linear(router_width, class_count, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             router_features = self.down_proj(x)
@@ -301,19 +311,19 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class LinearRouterModules(RouterModules):
         def __init__(
-            self, spec: LinearRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
+            self, spec: LinearRouter, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int
         ) -> None:
             super().__init__(spec, top_k)
             linear_class = Float32Linear if spec.float32_product else nn.Linear
-            self.modules["router"] = linear_class(model_properties.hidden_size, classes, bias=spec.bias)
+            self.modules["router"] = linear_class(model_properties.hidden_size, class_count, bias=spec.bias)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
             if spec.image_correction:
-                self.modules["image_correction"] = ScoreCorrection(classes, is_parameter=True)
+                self.modules["image_correction"] = ScoreCorrection(class_count, is_parameter=True)
             if spec.norm is not None:
                 self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:
-                self.modules["expert_scale"] = vector_module(torch.ones(experts))
+                self.modules["expert_scale"] = vector_module(torch.ones(expert_count))
 
         def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
@@ -327,14 +337,14 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class MLPRouterModules(RouterModules):
         def __init__(
-            self, spec: RouterMLP, model_properties: ModelProperties, experts: int, top_k: int, classes: int
+            self, spec: RouterMLP, model_properties: ModelProperties, expert_count: int, top_k: int, class_count: int
         ) -> None:
             super().__init__(spec, top_k)
-            self.none_of_them = classes if spec.skip else None
-            class_count = classes + int(spec.skip)
-            self.modules["router"] = RouterNetwork(spec, model_properties.hidden_size, class_count)
+            self.none_of_them = class_count if spec.skip else None
+            output_count = class_count + int(spec.skip)
+            self.modules["router"] = RouterNetwork(spec, model_properties.hidden_size, output_count)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(output_count, spec.score_correction == "parameter")
 
         def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, pass_state))
@@ -350,11 +360,16 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class TableRouterModules(RouterModules):
         def __init__(
-            self, spec: TokenTableRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
+            self,
+            spec: TokenTableRouter,
+            model_properties: ModelProperties,
+            expert_count: int,
+            top_k: int,
+            class_count: int,
         ) -> None:
             super().__init__(spec, top_k)
-            self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
-            self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
+            self.modules["router"] = nn.Linear(model_properties.hidden_size, class_count, bias=False)
+            self.modules["token_table"] = TokenTable(spec.vocab_size, expert_count, top_k)
 
         def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
             assert pass_state is not None

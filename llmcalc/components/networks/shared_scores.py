@@ -36,16 +36,16 @@ class SharedScores(Part):
 
         shared_network: all shared experts as a single gated network.
         """
-        experts = Axis("shared_experts", self.shared_experts)
-        ffn = Axis("shared_ffn", shared_network.intermediate_size // self.shared_experts)
-        logits = recorder.linear("shared_router", x, experts, kind="router")
+        expert_axis = Axis("shared_experts", self.shared_experts)
+        ffn_axis = Axis("shared_ffn", shared_network.intermediate_size // self.shared_experts)
+        logits = recorder.linear("shared_router", x, expert_axis, kind="router")
         expert_weights = recorder.mul(
             recorder.act(logits, "sigmoid"), recorder.vector("shared_scale", Axis("one", 1), kind="router")
         )
         recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            gate_units = recorder.act(recorder.linear("gate_proj", x, experts, ffn), shared_network.hidden_act)
-            gate_units = recorder.mul(gate_units, recorder.linear("up_proj", x, experts, ffn))
+            gate_units = recorder.act(recorder.linear("gate_proj", x, expert_axis, ffn_axis), shared_network.hidden_act)
+            gate_units = recorder.mul(gate_units, recorder.linear("up_proj", x, expert_axis, ffn_axis))
             return recorder.linear("down_proj", recorder.mul(gate_units, expert_weights), *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:

@@ -103,10 +103,10 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
             candidate_widths = {name: tower.encoder_layers * input_width for name, input_width in input_widths.items()}
             if tower.input_size in candidate_widths.values():
                 continue
-            expected_widths = " or ".join(
+            expected_text = " or ".join(
                 f"{input_width}, which {tower_name} gives" for tower_name, input_width in candidate_widths.items()
             )
-            raise ValueError(f"towers.{reader_name}.input_size: {tower.input_size}; expected {expected_widths}")
+            raise ValueError(f"towers.{reader_name}.input_size: {tower.input_size}; expected {expected_text}")
 
 
 def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
@@ -118,7 +118,9 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         tower_input = None
         if not is_joined:
-            tower_input = _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
+            tower_input = _tower_input(
+                default_input, [outputs_by_tower[input_tower_name] for input_tower_name in readable_towers]
+            )
         if tower_input is None:
             tower_input = default_input
         else:

@@ -115,10 +115,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
-            stack = spec.stack.reference(ModelProperties(spec.hidden_size, is_causal=False))
-            for child_name, child_module in stack.named_children():
+            stack_module = spec.stack.reference(ModelProperties(spec.hidden_size, is_causal=False))
+            for child_name, child_module in stack_module.named_children():
                 self.add_module(child_name, child_module)
-            self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
+            self._stack = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
             return self._stack[0].forward(frames, PassState(patch_columns=1))

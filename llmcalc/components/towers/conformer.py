@@ -71,7 +71,9 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
+        )
         window_options: dict[str, Any] = (
             {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         )
@@ -152,24 +154,28 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, output_shape=(Axis("hidden", self.hidden_size),))
-        layer_kind = self.num_hidden_layers
+        layer_count = self.num_hidden_layers
         heads = Axis("heads", self.attention.num_attention_heads)
         bias = None
-        frames = x.rows
+        frame_rows = x.rows
         if self.segment is not None:
             x = x.view(
                 *x.axes,
-                new_rows=RowsPaddedAboveLeast(source_rows=frames, block_rows=self.segment, minimum_rows=self.segment),
+                new_rows=RowsPaddedAboveLeast(
+                    source_rows=frame_rows, block_rows=self.segment, minimum_rows=self.segment
+                ),
             )
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
-        layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
-        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
+        layer_indices = range(layer_count) if isinstance(layer_count, int) else None
+        x = recorder.layers(
+            x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"
+        )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=frames)
-        x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frames, stride=self.reduction))
+            x = x.view(*x.axes, new_rows=frame_rows)
+        x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frame_rows, stride=self.reduction))
         if self.clamps:
-            recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", layer_count), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
@@ -194,9 +200,9 @@ class Conformer(TowerPart):
         )
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, sublayer: str, sublayer_output: Value) -> Value:
+    def _normalize_output(self, recorder: Flow, sublayer_name: str, sublayer_output: Value) -> Value:
         if self.norm_placement == "sandwich":
-            return recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
+            return recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
         return sublayer_output
 
     def describe(self, hidden_size: int) -> str:
@@ -209,7 +215,7 @@ class Conformer(TowerPart):
     def examples(cls) -> list[Self]:
         from .subsampling import SpectrumConv
 
-        rms = Norm(type="rmsnorm")
+        rmsnorm = Norm(type="rmsnorm")
         layernorm = Norm(type="layernorm")
         unbiased_layernorm = Norm(type="layernorm", bias=False)
         two_layer_subsampling = Subsampling(
@@ -230,7 +236,7 @@ class Conformer(TowerPart):
             num_attention_heads=2, relative_keys=True, chunk_size=3, context_left=4, context_right=1
         )
         unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
-        light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
+        light_convolution = ConformerConvolution(kernel_size=3, norm=rmsnorm)
         biased_convolution = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
@@ -242,7 +248,7 @@ class Conformer(TowerPart):
                 attention=windowed_attention,
                 convolution=light_convolution,
                 feed_forward=ungated_network,
-                norm=rms,
+                norm=rmsnorm,
                 norm_placement="sandwich",
                 output_size=14,
                 clamps=40,
@@ -343,15 +349,15 @@ def _reference_class() -> type[nn.Module]:
             self.mlp_1 = spec.feed_forward.reference(model_properties)
             self.mlp_2 = spec.feed_forward.reference(model_properties)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
-            for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
-                if spec.norm_placement == "sandwich" and sublayer != "convolution":
-                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                if spec.norm_placement == "sandwich" and sublayer_name != "convolution":
+                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
-        def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
-            if hasattr(self, f"{sublayer}_post_norm"):
-                return getattr(self, f"{sublayer}_post_norm")(sublayer_output)
+        def _normalize_output(self, sublayer_name: str, sublayer_output: Tensor) -> Tensor:
+            if hasattr(self, f"{sublayer_name}_post_norm"):
+                return getattr(self, f"{sublayer_name}_post_norm")(sublayer_output)
             return sublayer_output
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -390,16 +396,16 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
+        def _distance_bias(self, frame_count: int, reference_tensor: Tensor) -> Tensor | None:
             """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_bucket_count = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            positions, half_bucket_count = torch.arange(frame_count, device=reference_tensor.device), self.buckets // 2
             clamped_distance = (positions[None, :] - positions[:, None]).clamp(
                 -half_bucket_count, max(self.buckets - half_bucket_count - 1, 0)
             )
-            bias_table: Tensor = self.relative_bias(clamped_distance + half_bucket_count)
-            return bias_table.permute(2, 0, 1)
+            pair_bias: Tensor = self.relative_bias(clamped_distance + half_bucket_count)
+            return pair_bias.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)

@@ -95,10 +95,10 @@ class ConvNextEncoder(TowerPart):
         for stage_index in range(len(self.depths)):
             stride = self.downsampling_ratios[stage_index - 1] if stage_index else 1
             kernel_size = 2 * stride if stage_index else self.kernel_size
-            channels = Axis("channels", self.channels_of(stage_index))
+            channel_axis = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_index}"):
                 position_rows = MergedPatchRows(source_rows=x.rows, frames=stride) if stage_index else x.rows
-                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
+                x = recorder.conv("conv", x, channel_axis, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         x = recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
         if self.rescaled:
@@ -106,23 +106,23 @@ class ConvNextEncoder(TowerPart):
             x = recorder.mul(x, recorder.vector("latent_scale", Axis("one", 1)))
         if self.decoder:
             with recorder.scope("decoder", role="idle"):
-                self._decode(recorder, x)
+                self._record_decoder(recorder, x)
         if self.diffusion_head is not None:
             with recorder.scope("diffusion_head", role="idle"):
                 self.diffusion_head.flow(recorder, x)
         return x
 
-    def _decode(self, recorder: Flow, x: Value) -> None:
+    def _record_decoder(self, recorder: Flow, x: Value) -> None:
         """Records the decoder. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size
-            channels = Axis("channels", self.channels_of(stage_index))
+            channel_axis = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_number}"):
                 position_rows = (
                     MultipliedRows("positions", source_rows=x.rows, rows_per_source=stride) if stage_number else x.rows
                 )
-                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
+                x = recorder.conv("conv", x, channel_axis, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
 

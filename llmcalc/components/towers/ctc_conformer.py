@@ -75,8 +75,8 @@ class CtcConformer(EncoderTower):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        hidden = Axis("hidden", self.hidden_size)
-        x = recorder.linear("input_proj", x, hidden, bias=True)
+        hidden_axis = Axis("hidden", self.hidden_size)
+        x = recorder.linear("input_proj", x, hidden_axis, bias=True)
         for layers_label, layer_indices in self._halves_of_layers():
             x = recorder.layers(
                 x,
@@ -88,14 +88,16 @@ class CtcConformer(EncoderTower):
             )
             if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
-                x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
+                x = recorder.add(
+                    x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden_axis, bias=True)
+                )
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for projection, input_width, output_width in (
+            for projection_name, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
                 input_value = Value(x.rows, (Axis("width", input_width),), is_constant=True)
-                recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
+                recorder.linear(projection_name, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
     def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
@@ -126,9 +128,9 @@ class CtcConformer(EncoderTower):
         return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
+        frame_rows, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x.view(*x.axes, new_rows=PaddedRows(source_rows=frames, block_rows=self.block))
+        x = x.view(*x.axes, new_rows=PaddedRows(source_rows=frame_rows, block_rows=self.block))
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
         distance_rows = TableRows(name="distances", row_count=self.block * self.block)
         recorder.table(
@@ -140,16 +142,16 @@ class CtcConformer(EncoderTower):
             "distance_count": self.block,
         }
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
-        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, new_rows=frames), *x.axes, bias=True)
+        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, new_rows=frame_rows), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
-        channels = (Axis("channels", self.expansion * self.hidden_size),)
-        joined_halves = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
-        gated_half, gate = recorder.split(joined_halves, channels, channels)
+        channel_axes = (Axis("channels", self.expansion * self.hidden_size),)
+        joined_halves = recorder.conv("in_proj", x, JoinedShapes((channel_axes, channel_axes)), kernel=1, bias=True)
+        gated_half, gate = recorder.split(joined_halves, channel_axes, channel_axes)
         gated_x = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        gated_x = recorder.conv("conv", gated_x, *channels, kernel=self.kernel_size, groups=gated_x.width)
-        gated_x = record_batch_norm(recorder, "norm", gated_x, channels)
+        gated_x = recorder.conv("conv", gated_x, *channel_axes, kernel=self.kernel_size, groups=gated_x.width)
+        gated_x = record_batch_norm(recorder, "norm", gated_x, channel_axes)
         return recorder.conv("out_proj", recorder.act(gated_x, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
@@ -245,11 +247,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size)
-            for sublayer in ("mlp_1", "mlp_2"):
-                self.add_module(sublayer, spec.feed_forward.reference(model_properties))
+            for sublayer_name in ("mlp_1", "mlp_2"):
+                self.add_module(sublayer_name, spec.feed_forward.reference(model_properties))
             self.self_attn, self.convolution = CtcAttention(spec), CtcConvolution(spec)
-            for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(sublayer, spec.norm.reference(model_properties))
+            for sublayer_name in (
+                "mlp_1_pre_norm",
+                "self_attn_pre_norm",
+                "convolution_pre_norm",
+                "mlp_2_pre_norm",
+                "norm",
+            ):
+                self.add_module(sublayer_name, spec.norm.reference(model_properties))
 
         def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(

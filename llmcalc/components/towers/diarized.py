@@ -64,8 +64,10 @@ class SpeakerEncoder(Part):
         speaker_features = recorder.act(
             recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
         )
-        speakers = Axis("speakers", self.num_speakers)
-        probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
+        speaker_axis = Axis("speakers", self.num_speakers)
+        probabilities = recorder.act(
+            recorder.linear("classifier", speaker_features, speaker_axis, bias=True), "sigmoid"
+        )
         return recorder.merge(probabilities, x.rows, frame_axis, is_mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -203,10 +205,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden_size, is_causal=False))
-            for child_name, child_module in layers.named_children():
+            stack_module = stack.reference(ModelProperties(hidden_size, is_causal=False))
+            for child_name, child_module in stack_module.named_children():
                 self.add_module(child_name, child_module)
-            self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
+            self._layers = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
 
         def run_layers(self, x: Tensor) -> Tensor:
             return self._layers[0].forward(x, PassState(patch_columns=1))
@@ -237,10 +239,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TimestampReference(EncoderLayers):
         """Predicts the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
-            super().__init__(spec.stack, hidden)
-            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
-            self.classifier = nn.Linear(hidden, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden_size: int) -> None:
+            super().__init__(spec.stack, hidden_size)
+            self.upsampler = nn.ConvTranspose1d(
+                hidden_size, hidden_size, spec.upsampling_factor, spec.upsampling_factor
+            )
+            self.classifier = nn.Linear(hidden_size, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(

@@ -49,9 +49,9 @@ class ImageGeneration(Part):
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
-        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
-            for layer_index, linear_map in enumerate(projector, 1):
-                x = linear_map.flow(recorder, x, f"{projection}_{layer_index}")
+        for projection_name, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
+            for layer_index, linear_map in enumerate(linear_maps, 1):
+                x = linear_map.flow(recorder, x, f"{projection_name}_{layer_index}")
 
 
 class ImageTokenizer(TowerPart):
@@ -134,28 +134,28 @@ class ImageTokenizer(TowerPart):
 
     def input_value(self) -> Value:
         pixels_per_side = self.patches.patch_size
-        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
-        return Value(PATCHES, pixels, is_constant=True)
+        pixel_axes = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
+        return Value(PATCHES, pixel_axes, is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
         with recorder.scope("encoder"), recorder.separate_stack(causal=False):
-            x = self._encode(recorder, x)
-        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
+            x = self._record_encoder(recorder, x)
+        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._convolved_frame_count)
         recorder.linear("codebook", x, Axis("codes", self.codebook_size))
         with recorder.scope("decoder", role="idle"), recorder.separate_stack(causal=False):
-            self._decode(recorder, x)
+            self._record_decoder(recorder, x)
         if self.generation is not None:
             with recorder.scope("generation", role="idle"):
                 self.generation.flow(recorder, x, self.codebook_size)
         return x.view(Axis("hidden", self.embed_dim))
 
     @property
-    def _frames_convolved(self) -> int:
+    def _convolved_frame_count(self) -> int:
         """The number of frames that the convolutions around the codebook read."""
         return 3 if self.over_frames else 1
 
-    def _encode(self, recorder: Flow, pixels: Value) -> Value:
+    def _record_encoder(self, recorder: Flow, pixels: Value) -> Value:
         """Records the convolutional encoder, and returns the latents of the pixels."""
         positions, level_count = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
@@ -177,11 +177,11 @@ class ImageTokenizer(TowerPart):
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
-    def _decode(self, recorder: Flow, code_vectors: Value) -> None:
+    def _record_decoder(self, recorder: Flow, code_vectors: Value) -> None:
         """Records the decoder. code_vectors: rows of the codebook."""
         codes = code_vectors if self.over_frames else None
         x = self._convolve(
-            recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._frames_convolved
+            recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._convolved_frame_count
         )
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
         for i in range(1, self.temporal_levels + 1):
@@ -247,8 +247,8 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(projection, resized_codes, *x.axes, kernel=1, bias=True)
-                for projection in ("scale", "shift")
+                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
+                for projection_name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 
@@ -279,7 +279,7 @@ class ImageTokenizer(TowerPart):
             head_input_size=24,
             head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
         )
-        with_attention = partial(
+        tokenizer_with_attention = partial(
             cls,
             base_channels=32,
             channel_multiplier=(1, 2),
@@ -291,7 +291,7 @@ class ImageTokenizer(TowerPart):
             norm=norm,
         )
         return [
-            with_attention(latent_channels=4, temporal_levels=2),
+            tokenizer_with_attention(latent_channels=4, temporal_levels=2),
             cls(
                 in_channels=1,
                 out_channels=2,
@@ -304,7 +304,7 @@ class ImageTokenizer(TowerPart):
                 codebook_size=7,
                 norm=norm,
             ),
-            with_attention(latent_channels=5, over_frames=False, generation=generation),
+            tokenizer_with_attention(latent_channels=5, over_frames=False, generation=generation),
         ]
 
 
@@ -493,15 +493,15 @@ def _reference_class() -> type[nn.Module]:
             for level_index in range(1, self.spec.temporal_levels + 1):
                 x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x.repeat_interleave(2, 2)))
             frame_count = x.shape[2]
-            x, *codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
-            x = self.run_middle_blocks(self.conv_in(x), *codes_of_frames)
+            x, *frame_codes = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
+            x = self.run_middle_blocks(self.conv_in(x), *frame_codes)
             for level_index in reversed(range(len(self.spec.channel_multiplier))):
-                x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *codes_of_frames)
+                x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *frame_codes)
                 if level_index:
                     x = self.get_submodule(f"level_{level_index}").get_submodule("upsample")(
                         functional.interpolate(x, scale_factor=2.0)
                     )
-            x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
+            x = self.conv_out(functional.silu(self.norm_out(x, *frame_codes)))
             return x.unflatten(0, (-1, frame_count)).transpose(1, 2)
 
     class GenerationModules(nn.Module):
@@ -510,12 +510,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for projection, projector, input_width in (
+            for projection_name, linear_maps, input_width in (
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for i, linear_map in enumerate(projector, 1):
-                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                for i, linear_map in enumerate(linear_maps, 1):
+                    self.add_module(
+                        f"{projection_name}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
+                    )
                     input_width = linear_map.size
 
     class ImageTokenizerReference(nn.Module):

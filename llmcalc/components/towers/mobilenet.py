@@ -194,9 +194,11 @@ class MobileNet(EncoderTower):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
-        pixels = MultipliedRows("positions", source_rows=x.rows, rows_per_source=self.patches.patch_size**2)
-        x = x.view(Axis("channels", self.num_channels), new_rows=pixels)
-        x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
+        pixel_rows = MultipliedRows("positions", source_rows=x.rows, rows_per_source=self.patches.patch_size**2)
+        x = x.view(Axis("channels", self.num_channels), new_rows=pixel_rows)
+        x = self._record_conv(
+            recorder, "stem", x, self.stem_channels, kernel_size=3, stride=2, bias=True, is_activated=True
+        )
         stage_outputs: list[Value] = []
         for stage_index, stage in enumerate(self.stages, 1):
             with recorder.scope(f"stage_{stage_index}"):
@@ -287,12 +289,12 @@ class MobileNet(EncoderTower):
         conv_name: str,
         x: Value,
         channels: Number,
-        kernel: Number = 1,
+        kernel_size: Number = 1,
         stride: Stride = 1,
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution of kernel × kernel, a norm and, if `is_activated`, an activation.
+        """Records a convolution of kernel_size × kernel_size, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """
@@ -302,7 +304,7 @@ class MobileNet(EncoderTower):
             conv_name,
             x,
             *axes,
-            kernel=kernel * kernel,
+            kernel=kernel_size * kernel_size,
             groups=conv_groups,
             bias=bias,
             rows=_strided_rows(x.rows, stride),
@@ -319,7 +321,7 @@ class MobileNet(EncoderTower):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms = Norm(type="rmsnorm", eps=1e-6)
+        rmsnorm = Norm(type="rmsnorm", eps=1e-6)
         edge_residual_blocks = (
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
@@ -342,7 +344,7 @@ class MobileNet(EncoderTower):
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
-            cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rms),
+            cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rmsnorm),
             cls(
                 hidden_size=10,
                 num_channels=2,
@@ -412,12 +414,18 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **conv_fields: Any
+            self,
+            conv_name: str,
+            in_channels: int,
+            channels: int,
+            kernel_size: int = 1,
+            stride: int = 1,
+            **conv_fields: Any,
         ) -> int:
             self.add_module(
                 conv_name,
                 SamePaddingConv(
-                    in_channels, channels, kernel, stride, bias=conv_fields.pop("bias", False), **conv_fields
+                    in_channels, channels, kernel_size, stride, bias=conv_fields.pop("bias", False), **conv_fields
                 ),
             )
             self.add_norm(f"{conv_name}_norm", channels)
@@ -527,7 +535,11 @@ def _reference_class() -> type[nn.Module]:
                 x = nn.functional.avg_pool2d(x, kernel_size, kernel_size)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
-    BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}
+    block_classes = {
+        "edge": EdgeResidualReference,
+        "inverted": InvertedResidualReference,
+        "attention": AttentionReference,
+    }
 
     class MobileNetReference(GridModule):
         """Encodes pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
@@ -539,16 +551,17 @@ def _reference_class() -> type[nn.Module]:
             for stage_index, stage in enumerate(spec.stages, 1):
                 group_modules = nn.Module()
                 for group_index, block_group in enumerate(stage.groups, 1):
-                    repeats = list[nn.Module]()
+                    repeat_modules = list[nn.Module]()
                     for _ in range(block_group.repeat):
                         block_modules = nn.Sequential()
                         for k, block in enumerate(block_group.blocks, 1):
-                            block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
+                            block_module = block_classes[block.type](block, in_channels, spec.norm, spec.hidden_act)
                             block_modules.add_module(f"block_{k}", block_module)
                             in_channels = block_module.width
-                        repeats.append(block_modules)
+                        repeat_modules.append(block_modules)
                     group_modules.add_module(
-                        f"group_{group_index}", repeats[0] if block_group.repeat == 1 else nn.Sequential(*repeats)
+                        f"group_{group_index}",
+                        repeat_modules[0] if block_group.repeat == 1 else nn.Sequential(*repeat_modules),
                     )
                 self.add_module(f"stage_{stage_index}", group_modules)
                 stage_widths.append(in_channels)

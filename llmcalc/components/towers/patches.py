@@ -63,7 +63,7 @@ class PatchEmbedder(EncoderTower):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
+        layernorm, rmsnorm = Norm(type="layernorm"), Norm(type="rmsnorm")
         return [
             cls(
                 hidden_size=10,
@@ -75,7 +75,7 @@ class PatchEmbedder(EncoderTower):
                 hidden_size=12,
                 patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2),
                 positions=PatchPositions(rows=16),
-                norm=rms,
+                norm=rmsnorm,
             ),
             cls(hidden_size=8, patches=Patches(patch_size=3, bias=True)),
         ]
@@ -92,11 +92,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()
             self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
-            patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
-            self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
+            patch_width = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
+            self.patch_embedding = nn.Linear(patch_width, hidden_size, bias=patches.bias)
             self.pixel_norm, self.patch_norm, self.norm = (
                 nn.Identity() if spec.norm is None else spec.norm.reference(ModelProperties(width))
-                for width in (patch_values, hidden_size, hidden_size)
+                for width in (patch_width, hidden_size, hidden_size)
             )
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)

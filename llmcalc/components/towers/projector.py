@@ -111,29 +111,33 @@ class Resampler(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its output vectors for each image. x: the patches."""
-        query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
-        keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
+        query_axis, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
-        query = recorder.vector("query", query_count, hidden, row_count=self.queries).view(hidden, new_rows=query_rows)
+        query = recorder.vector("query", query_axis, hidden_axis, row_count=self.queries).view(
+            hidden_axis, new_rows=query_rows
+        )
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
-                recorder.vector("positions", query_count, hidden, row_count=self.queries).view(
-                    hidden, new_rows=query_rows
+                recorder.vector("positions", query_axis, hidden_axis, row_count=self.queries).view(
+                    hidden_axis, new_rows=query_rows
                 ),
             )
         value_input: Value | None = None
         if self.double_projections:
             query, keys, value_input = (
-                recorder.linear(projection, projection_input, hidden)
-                for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
+                recorder.linear(projection_name, projection_input, hidden_axis)
+                for projection_name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
-            recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
+            recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
+            if self.double_projections
+            else attn_output
         )
 
 
@@ -256,13 +260,13 @@ class Projector(TowerPart):
         if self.vocab_size is not None and self.norm is not None:
             token_embedding, _ = recorder.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
             recorder.part("token_norm", self.norm, token_embedding)
-        norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
+        is_normed_after_merge = self.merged == "mean" or self.norm_of == "merged"
         if self.resampler is not None:
             with recorder.scope("resampler"):
                 x = self.resampler.flow(recorder, x)
-        x = x if norm_after_merge or self.norm is None else recorder.part("norm", self.norm, x)
+        x = x if is_normed_after_merge or self.norm is None else recorder.part("norm", self.norm, x)
         x = self._merge_patches(recorder, x)
-        x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
+        x = recorder.part("norm", self.norm, x) if is_normed_after_merge and self.norm is not None else x
         if self.input_marks:
             x = self._append_marker_vectors(recorder, "input_marks", x, self.input_marks, *x.axes)
         for linear_index, linear_map in enumerate(self.maps, 1):
@@ -304,19 +308,19 @@ class Projector(TowerPart):
         from .perceiver import Perceiver
         from .qformer import QFormer
 
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        rmsnorm, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         unweighted_norm = Norm(type="rmsnorm", weight=False)
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         resampler = partial(Resampler, hidden_size=12, attention=biased_attention, norm=layernorm)
         resamplers = (
             (10, resampler(queries=3)),
-            (12, resampler(queries=5, norm=rms, projected=False, positions=True)),
+            (12, resampler(queries=5, norm=rmsnorm, projected=False, positions=True)),
             (12, resampler(queries=4, projected=False, double_projections=True)),
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
         return [
-            cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
+            cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rmsnorm),
             cls(
                 input_size=12,
                 maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)),
@@ -332,8 +336,8 @@ class Projector(TowerPart):
                 norm_of="merged",
             ),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
-            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted_norm, vocab_size=7),
-            cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
+            cls(input_size=10, maps=(Map(size=24),), norm=rmsnorm, out_norm=unweighted_norm, vocab_size=7),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rmsnorm),
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
                 cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=input_resampler)
@@ -439,13 +443,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Returns the projected vectors of special tokens that are not text."""
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
-        def _apply_maps(self, x: Tensor, columns: int) -> Tensor:
-            """Applies the linear layers. columns: the patches per row, which only convolutions read."""
+        def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:
+            """Applies the linear layers. patch_columns: the patches per row, which only convolutions read."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
                 if linear_map.halves:
-                    grid = map_module(x.unflatten(1, (-1, columns)).permute(0, 3, 1, 2))
-                    projected_x, columns = grid.flatten(2).transpose(1, 2), grid.shape[-1]
+                    grid = map_module(x.unflatten(1, (-1, patch_columns)).permute(0, 3, 1, 2))
+                    projected_x, patch_columns = grid.flatten(2).transpose(1, 2), grid.shape[-1]
                 else:
                     projected_x = map_module(x)
                 if linear_map.gated:
@@ -464,8 +468,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x, 1)
-            norm_after_merge = is_mean or self.spec.norm_of == "merged"
-            x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
+            is_normed_after_merge = is_mean or self.spec.norm_of == "merged"
+            x = self.norm(x) if hasattr(self, "norm") and not is_normed_after_merge else x
             patch_squares = (
                 x.unflatten(1, (-1, merge, patch_columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             )
@@ -473,7 +477,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
                 x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)
-            x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
+            x = self.norm(x) if hasattr(self, "norm") and is_normed_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x, patch_columns // merge)
 
     return {"projector": ProjectorReference, "resampler": ResamplerReference}

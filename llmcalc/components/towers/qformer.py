@@ -68,10 +68,10 @@ class QFormer(LearnedQueries):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
-        window_axis = IMAGES if window is None else WindowRows(source_rows=x.rows, window_rows=window)
+        window_rows = IMAGES if window is None else WindowRows(source_rows=x.rows, window_rows=window)
         patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(source_rows=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        query_rows = MultipliedRows(name="queries", source_rows=window_axis, rows_per_source=self.queries)
+        query_rows = MultipliedRows(name="queries", source_rows=window_rows, rows_per_source=self.queries)
         single_rows = query_rows if window is None else TableRows(name="queries", row_count=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
@@ -168,8 +168,8 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
             self.mlp = spec.feed_forward.reference(model_properties)
-            for sublayer in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))

@@ -101,10 +101,10 @@ class SamEncoder(TowerPart):
         if self.positions is not None:
             for position in self.positions.flow(recorder, x):
                 x = recorder.add(x, position)
-        patches = x.rows
-        for layer_label, window, repeat, layer_indices in self._layer_kinds():
+        patch_rows = x.rows
+        for layer_label, window, layer_count, layer_indices in self._layer_kinds():
             record_layer = partial(self._record_layer, recorder, window=window)
-            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=layer_label)
+            x = recorder.layers(x, record_layer, layer_count, layer_indices, kind="layer", label=layer_label)
         if self.second_neck:
             with recorder.scope("second_neck", role="idle"):
                 self._record_neck(recorder, x)
@@ -112,7 +112,7 @@ class SamEncoder(TowerPart):
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
         for halving_index, channels in enumerate(self.halvings, 1):
-            merged_rows = MergedPatchRows(source_rows=patches, square_side=2**halving_index)
+            merged_rows = MergedPatchRows(source_rows=patch_rows, square_side=2**halving_index)
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
@@ -137,14 +137,17 @@ class SamEncoder(TowerPart):
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        window_side, patches = self.grid if window is None else window, x.rows
+        window_side, patch_rows = self.grid if window is None else window, x.rows
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquareRows(side=window))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
-        scored_distances = 0
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
+            for projection_letter in "qkv"
+        )
+        scored_distance_count = 0
         if self.relative_positions:
-            scored_distances = 2 * window_side
+            scored_distance_count = 2 * window_side
             distance_rows = TableRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
@@ -153,16 +156,16 @@ class SamEncoder(TowerPart):
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,
             "chunk": window_side * window_side,
-            "distance_count": scored_distances,
+            "distance_count": scored_distance_count,
         }
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
-        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patches)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patch_rows)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""
-        channels = Axis("channels", self.output_channels)
-        x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channels, kernel=1))
-        return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channels, kernel=9))
+        channel_axis = Axis("channels", self.output_channels)
+        x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channel_axis, kernel=1))
+        return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channel_axis, kernel=9))
 
     def describe(self, hidden_size: int) -> str:
         return f"SAM {self.num_hidden_layers} × {self.hidden_size}"
@@ -242,8 +245,10 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .permute(0, 3, 1, 2, 4)
+                for projection_letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):

@@ -87,7 +87,9 @@ class SanMEncoder(EncoderTower):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
+        )
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
@@ -177,8 +179,10 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, frames: Tensor) -> Tensor:
-            rate_count = frames.shape[-1] // 2
-            angular_frequencies = 10000.0 ** -(torch.arange(rate_count, device=frames.device) / max(rate_count - 1, 1))
+            frequency_count = frames.shape[-1] // 2
+            angular_frequencies = 10000.0 ** -(
+                torch.arange(frequency_count, device=frames.device) / max(frequency_count - 1, 1)
+            )
             angles = (torch.arange(frames.shape[1], device=frames.device) + 1)[:, None] * angular_frequencies
             x = frames * self.hidden_size**0.5 + torch.cat([angles.sin(), angles.cos()], -1)
             for layer in self.layers:

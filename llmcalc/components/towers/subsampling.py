@@ -89,15 +89,17 @@ class Subsampling(Component):
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_last_chunk=False)
 
-    def _convolved_rows(self, frames: Rows, conv_count: int) -> Rows:
-        """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
+    def _convolved_rows(self, frame_rows: Rows, conv_count: int) -> Rows:
+        """Returns the rows after `conv_count` convolutions. frame_rows: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_single_chunk=self.whole_chunks)
         convolution = self.convolutions[conv_count - 1]
         if conv_count == 0:
-            return frames
-        return StridedConvolutionRows(source_rows=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+            return frame_rows
+        return StridedConvolutionRows(
+            source_rows=frame_rows, kernel=convolution.kernel[0], stride=convolution.stride[0]
+        )
 
     def flow(self, recorder: Flow, x: Value, output_shape: Shape = ()) -> Value:
         """Records the subsampling. output_shape: the axes of the output; default x's axes.
@@ -109,15 +111,16 @@ class Subsampling(Component):
                 recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
-        output_axes, frames, frequency_bins = output_shape or x.axes, x.rows, self.num_mel_bins
+        output_axes, frame_rows, frequency_bins = output_shape or x.axes, x.rows, self.num_mel_bins
         conv_output = x.view(
-            Axis("channels", 1), new_rows=MultipliedRows("spectrum", source_rows=frames, rows_per_source=frequency_bins)
+            Axis("channels", 1),
+            new_rows=MultipliedRows("spectrum", source_rows=frame_rows, rows_per_source=frequency_bins),
         )
         for conv_index, conv in enumerate(self.convolutions, 1):
-            (time_kernel, frequency_kernel), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = self._convolved_rows(frames, conv_index)
+            (time_kernel, frequency_kernel), channel_axis = conv.kernel, Axis("channels", conv.channels)
+            frame_rows = self._convolved_rows(frame_rows, conv_index)
             frequency_bins = floor_div(frequency_bins + 2 - frequency_kernel, conv.stride[1]) + 1
-            spectrum_rows = MultipliedRows("spectrum", source_rows=frames, rows_per_source=frequency_bins)
+            spectrum_rows = MultipliedRows("spectrum", source_rows=frame_rows, rows_per_source=frequency_bins)
             if conv.separable:
                 conv_output = recorder.conv(
                     f"depthwise_{conv_index}",
@@ -128,12 +131,14 @@ class Subsampling(Component):
                     bias=conv.bias,
                     rows=spectrum_rows,
                 )
-                conv_output = recorder.conv(f"pointwise_{conv_index}", conv_output, channels, kernel=1, bias=conv.bias)
+                conv_output = recorder.conv(
+                    f"pointwise_{conv_index}", conv_output, channel_axis, kernel=1, bias=conv.bias
+                )
             else:
                 conv_output = recorder.conv(
                     f"conv_{conv_index}",
                     conv_output,
-                    channels,
+                    channel_axis,
                     kernel=time_kernel * frequency_kernel,
                     bias=conv.bias,
                     rows=spectrum_rows,
@@ -144,7 +149,7 @@ class Subsampling(Component):
             conv_output = recorder.act(conv_output, self.hidden_act)
         return recorder.linear(
             "proj",
-            conv_output.view(*conv_output.axes, Axis("pitches", frequency_bins), new_rows=frames),
+            conv_output.view(*conv_output.axes, Axis("pitches", frequency_bins), new_rows=frame_rows),
             *output_axes,
             bias=self.bias,
         )

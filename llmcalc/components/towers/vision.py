@@ -161,10 +161,10 @@ class VisionTower(EncoderTower):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        position_in_model = StackPosition(
+        stack_position = StackPosition(
             "stack", self.hidden_size, "encoder", tokens_form_grid=True, has_token_before_grid=self.vector_count > 0
         )
-        self.stack.check_stack_position(position_in_model)
+        self.stack.check_stack_position(stack_position)
         if (self.merger is None and self.tiles is None) != (self.upper_stack is None):
             raise ValueError("upper_stack: the layers after a merger, or of tiles; expected both or neither")
         if self.tiles is not None and (self.merger is not None or self.registers or self.positions is None):
@@ -193,27 +193,30 @@ class VisionTower(EncoderTower):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""
-        hidden, patches = Axis("hidden", self.hidden_size), x.rows
+        hidden_axis, patch_rows = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
             input_frames = x.view(*x.axes, Axis("video_frames", self.video_frames))
-            recorder.linear("video_patch_embedding", input_frames, hidden, bias=self.patches.bias, role="idle")
+            recorder.linear("video_patch_embedding", input_frames, hidden_axis, bias=self.patches.bias, role="idle")
         if self.summary_vectors:
             recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
-        x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+        x = recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
         if self.registers:
             x = self._add_positions(recorder, x)
         if self.tiles is not None:
             x = self.tiles.flow(recorder, x, "pre_tile_embedding")
         if self.class_embedding:
             x = recorder.cat(
-                x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=ExtendedRows(source_rows=patches)
+                x,
+                recorder.vector("class_embedding", hidden_axis),
+                axes=x.axes,
+                rows=ExtendedRows(source_rows=patch_rows),
             )
         if self.registers:
             registers = recorder.vector(
-                "registers", Axis("registers", self.registers), hidden, row_count=self.registers
+                "registers", Axis("registers", self.registers), hidden_axis, row_count=self.registers
             )
             x = recorder.cat(
-                x, registers, axes=x.axes, rows=ExtendedRows(source_rows=patches, extra_rows=self.vector_count)
+                x, registers, axes=x.axes, rows=ExtendedRows(source_rows=patch_rows, extra_rows=self.vector_count)
             )
         else:
             x = self._add_positions(recorder, x)
@@ -231,12 +234,12 @@ class VisionTower(EncoderTower):
                 x = self.upper_stack.flow(recorder, x)
         if self.merger is not None:
             return x
-        x = x.view(hidden, new_rows=patches)
+        x = x.view(hidden_axis, new_rows=patch_rows)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
             channel_mean, channel_scale = recorder.split(
-                recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
+                recorder.buffer("standardize", Axis("statistics", 2), hidden_axis), x.axes, x.axes
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         if self.pooling is not None:
@@ -263,19 +266,25 @@ class VisionTower(EncoderTower):
     def examples(cls) -> list[Self]:
         from ..inputs.smart_resize import SmartResize
 
-        layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
+        layernorm, rmsnorm = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
         gated_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
-        rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
-        pixtral_block = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
+        siglip_block = Block(
+            attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre"
+        )
+        rotary_attention = Attention(
+            num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0)
+        )
+        pixtral_block = Block(
+            attention=rotary_attention, feed_forward=gated_network, norm=rmsnorm, norm_placement="sandwich"
+        )
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         image_patches = Patches(patch_size=2, bias=True)
         video_patches = Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
-        scaled_block = siglip.model_copy(update={"residual_scale": "output"})
+        scaled_block = siglip_block.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(
-            attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
+            attention=ShortConv(grid=True), feed_forward=gated_network, norm=rmsnorm, norm_placement="pre"
         )
         mixed_layers_stack = Stack(
             num_hidden_layers=3,
@@ -283,29 +292,31 @@ class VisionTower(EncoderTower):
             variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
-        windowed_block = pixtral_block.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
+        windowed_block = pixtral_block.model_copy(
+            update={"attention": rotary_attention.model_copy(update={"grid_window": 3})}
+        )
         windowed_stack = Stack(
             num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )
-        plain_stack = Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm)
-        rotary_stack = Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms)
+        plain_stack = Stack(num_hidden_layers=2, block=siglip_block, final_norm=layernorm)
+        rotary_stack = Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rmsnorm)
         scaled_stack = Stack(num_hidden_layers=2, block=scaled_block)
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         window_merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
-        gated_stack = Stack(num_hidden_layers=2, block=siglip.model_copy(update={"residual_scale": "gate"}))
+        gated_stack = Stack(num_hidden_layers=2, block=siglip_block.model_copy(update={"residual_scale": "gate"}))
         tiles = TilePositions(max_tiles=2, image_kinds=4)
         image_tower = partial(cls, hidden_size=12, patches=image_patches)
         video_tower = partial(cls, hidden_size=10, patches=video_patches)
-        with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
+        tower_with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
         return [
             image_tower(stack=scaled_stack, merger=window_merger, upper_stack=plain_stack),
-            with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
+            tower_with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
             image_tower(stack=plain_stack, positions=PatchPositions(rows=16), pooling=pooling),
-            with_class_embedding(stack=plain_stack),
+            tower_with_class_embedding(stack=plain_stack),
             video_tower(stack=rotary_stack, frees_first_input=True),
             image_tower(stack=mixed_layers_stack),
             video_tower(stack=windowed_stack, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
-            with_class_embedding(stack=scaled_stack),
+            tower_with_class_embedding(stack=scaled_stack),
             image_tower(
                 stack=scaled_stack,
                 positions=PatchPositions(rows=16),
@@ -332,10 +343,10 @@ def _reference_class() -> type[nn.Module]:
     class TileVectors(nn.Module):
         """Adds the gated vectors of the first kind of image's first tile. x: [images, patches, hidden]."""
 
-        def __init__(self, tiles: TilePositions, hidden_size: int, positions: int = 1) -> None:
+        def __init__(self, tiles: TilePositions, hidden_size: int, position_count: int = 1) -> None:
             super().__init__()
-            self.positions = positions
-            self.embedding = nn.Embedding(tiles.max_tiles * tiles.image_kinds * positions, hidden_size)
+            self.positions = position_count
+            self.embedding = nn.Embedding(tiles.max_tiles * tiles.image_kinds * position_count, hidden_size)
             self.gate = vector_module(torch.zeros(1))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -368,39 +379,43 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: VisionTower) -> None:
             super().__init__()
-            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             self.patch_embedding = nn.Linear(
-                patches.num_channels * patches.temporal_patch_size * patches.patch_size**2, hidden, bias=patches.bias
+                patches.num_channels * patches.temporal_patch_size * patches.patch_size**2,
+                hidden_size,
+                bias=patches.bias,
             )
             if spec.video_frames is not None:
                 video_width = spec.video_frames * self.patch_embedding.in_features
-                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=patches.bias)
+                self.video_patch_embedding = nn.Linear(video_width, hidden_size, bias=patches.bias)
             if spec.summary_vectors:
                 self.summary_indices = NamedBuffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
-                self.class_embedding = vector_module(torch.randn(hidden) * 0.02)
+                self.class_embedding = vector_module(torch.randn(hidden_size) * 0.02)
             if spec.registers:
-                self.registers = vector_module(torch.randn(spec.registers, hidden) * 0.02)
+                self.registers = vector_module(torch.randn(spec.registers, hidden_size) * 0.02)
             if spec.positions is not None:
-                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
-            stack = spec.stack.reference(ModelProperties(hidden, is_causal=False))
-            for child_name, child_module in stack.named_children():
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
+            stack_module = spec.stack.reference(ModelProperties(hidden_size, is_causal=False))
+            for child_name, child_module in stack_module.named_children():
                 self.add_module(child_name, child_module)
-            self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
+            self._stack = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None:
-                self.merger = spec.merger.reference(ModelProperties(hidden))
+                self.merger = spec.merger.reference(ModelProperties(hidden_size))
             if spec.tiles is not None and spec.positions is not None:
-                self.pre_tile_embedding, self.post_tile_embedding = (TileVectors(spec.tiles, hidden) for _ in range(2))
-                self.tile_positions = TileVectors(spec.tiles, hidden, spec.positions.axes * spec.positions.rows)
+                self.pre_tile_embedding, self.post_tile_embedding = (
+                    TileVectors(spec.tiles, hidden_size) for _ in range(2)
+                )
+                self.tile_positions = TileVectors(spec.tiles, hidden_size, spec.positions.axes * spec.positions.rows)
             if spec.upper_stack is not None:
-                self.upper = spec.upper_stack.reference(ModelProperties(hidden, is_causal=False))
+                self.upper = spec.upper_stack.reference(ModelProperties(hidden_size, is_causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = NamedBuffers(("bounds", torch.full((num_clamps,), float("inf"))))
             if spec.standardize:
-                self.standardize = NamedBuffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
+                self.standardize = NamedBuffers(("mean", torch.zeros(hidden_size)), ("scale", torch.ones(hidden_size)))
             if spec.pooling is not None:
-                self.pooling = PoolingAttention(spec.pooling, hidden)
+                self.pooling = PoolingAttention(spec.pooling, hidden_size)
 
         def _add_position_embeddings(self, x: Tensor, patch_rows: int, patch_columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""
@@ -424,8 +439,8 @@ def _reference_class() -> type[nn.Module]:
                 .unflatten(-3, (patch_rows, patch_size))
             )
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
-            is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
-            x = self._add_position_embeddings(x, patch_rows, patch_columns) if is_positioned_first else x
+            adds_positions_first = hasattr(self, "position_embedding") and self.spec.registers > 0
+            x = self._add_position_embeddings(x, patch_rows, patch_columns) if adds_positions_first else x
             x = self.pre_tile_embedding(x) if self.spec.tiles is not None else x
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)

@@ -51,9 +51,9 @@ class WindowMerger(Part):
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
-        neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
-        mean_of_square = recorder.merge(x, merged_rows, *neighbours, is_mean=True)
-        merged_patches = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))
+        square_axes = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
+        mean_of_square = recorder.merge(x, merged_rows, *square_axes, is_mean=True)
+        merged_patches = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *square_axes))
         merged_patches = recorder.act(
             recorder.linear("up_proj", merged_patches, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
         )
@@ -89,8 +89,8 @@ def _reference_class() -> type[nn.Module]:
                 .flatten(3, 4)
                 .flatten(1, 2)
             )
-            hidden = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
-            merged_patches: Tensor = patch_squares.mean(2) + self.down_proj(hidden)
+            hidden_units = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
+            merged_patches: Tensor = patch_squares.mean(2) + self.down_proj(hidden_units)
             return merged_patches
 
     return WindowMergerReference

@@ -117,18 +117,19 @@ class WeightTensor:
 
 
 def weight_tensors_of(
-    node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies: bool = False
+    node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies_only: bool = False
 ) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once.
 
-    first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
+    first_copies_only: whether of modules that repeat, such as layers of one kind, only the first is walked; default
+        False.
     """
     root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies)
+    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies_only)
 
 
 def _weight_tensors_below_node(
-    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies: bool
+    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies_only: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
@@ -144,7 +145,7 @@ def _weight_tensors_below_node(
                 (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer)
             ]
         else:
-            layer_indices = child_node.indices[:1] if first_copies else child_node.indices
+            layer_indices = child_node.indices[:1] if first_copies_only else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
         counted_op, parent_node = child_position.use, node_position.node
         tensors = () if counted_op is None else counted_op.tensors()
@@ -168,7 +169,7 @@ def _weight_tensors_below_node(
                 parent_node,
                 child_position.optional,
             )
-            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies)
+            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies_only)
 
 
 @frozen
@@ -247,18 +248,20 @@ def quantized_size(
     quantization_scheme: QuantizationScheme,
     dtype: str = "bfloat16",
     included_parts: frozenset[str] = frozenset(),
-    module_names: ModuleNames | None = None,
+    module_names_of: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     included_parts: optional parts to include (`mtp`, `towers`).
-    module_names: the names of the modules in the published model, which a scheme's lists are matched with; default
+    module_names_of: the names of the modules in the published model, which a scheme's lists are matched with; default
         those of Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
-    for weight_tensor, stored_parts in stored_tensors(spec, quantization_scheme, dtype, included_parts, module_names):
+    for weight_tensor, stored_parts in stored_tensors(
+        spec, quantization_scheme, dtype, included_parts, module_names_of
+    ):
         parts_by_component[weight_tensor.kind] = (
             parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.copies
         )
@@ -273,7 +276,7 @@ def stored_tensors(
     quantization_scheme: QuantizationScheme,
     dtype: str = "bfloat16",
     included_parts: frozenset[str] = frozenset(),
-    module_names: ModuleNames | None = None,
+    module_names_of: ModuleNames | None = None,
 ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
     """Yields each tensor of a model and the bytes of one copy; a tied tensor once (`quantized_size`)."""
     largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
@@ -284,15 +287,17 @@ def stored_tensors(
     node_tree = spec.tree()
     params = list(weight_tensors_of(node_tree, included_parts))
     if quantization_scheme.depends_on_names:
-        module_names = module_names or ModuleNames(node_tree, spec.kind, {})
-        params = [replace(weight_tensor, published_names=module_names(weight_tensor.path)) for weight_tensor in params]
+        module_names_of = module_names_of or ModuleNames(node_tree, spec.kind, {})
+        params = [
+            replace(weight_tensor, published_names=module_names_of(weight_tensor.path)) for weight_tensor in params
+        ]
         included_paths = {weight_tensor.path for weight_tensor in params}
         for tensor_path in (
             weight_tensor.path
             for weight_tensor in weight_tensors_of(node_tree, frozenset({MTP.name}))
             if weight_tensor.path not in included_paths
         ):
-            quantization_scheme.mark_used(module_names(tensor_path))
+            quantization_scheme.mark_used(module_names_of(tensor_path))
     text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part != TOWERS.name]
     encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part == TOWERS.name]
     if encoder_tensors and quantization_scheme.unconverted_dtype(dtype) != dtype:

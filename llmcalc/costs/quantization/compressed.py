@@ -38,24 +38,28 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
     config.ignore("version", "provider")
-    sparsity, model_format = config.get("sparsity_config"), config.get("format")
-    is_dense = sparsity in (None, {}) or (isinstance(sparsity, dict) and sparsity.get("format") == "dense")
-    if not is_dense and model_format != "marlin-24":  # which compresses the zeros itself
-        raise config.value_error("sparsity_config", sparsity, "none, or the format dense")
+    sparsity_config, model_format = config.get("sparsity_config"), config.get("format")
+    has_dense_weights = sparsity_config in (None, {}) or (
+        isinstance(sparsity_config, dict) and sparsity_config.get("format") == "dense"
+    )
+    if not has_dense_weights and model_format != "marlin-24":  # which compresses the zeros itself
+        raise config.value_error("sparsity_config", sparsity_config, "none, or the format dense")
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
         raise config.value_error("config_groups", None, "a table of groups")
-    groups_by_rank: dict[int, list[LayerGroup]] = {rank: [] for rank in range(len(TARGETS))}
+    groups_by_precedence: dict[int, list[LayerGroup]] = {precedence: [] for precedence in range(len(TARGETS))}
     format_labels = []
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
         target_names, storage_format, scheme_label = _read_group(group_table, model_format)
-        for rank, is_target in enumerate(TARGETS):
+        for precedence, is_target in enumerate(TARGETS):
             layer_names = [target_name for target_name in target_names if is_target(target_name)]
             if layer_names:
                 modules = None if "Linear" in layer_names else ModuleList(layer_names, "compressed-tensors", "targets")
-                groups_by_rank[rank].append(LayerGroup(storage_format, modules))
+                groups_by_precedence[precedence].append(LayerGroup(storage_format, modules))
         format_labels.append(scheme_label)
-    module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
+    module_groups = [
+        module_group for precedence_groups in groups_by_precedence.values() for module_group in precedence_groups
+    ]
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
@@ -89,14 +93,14 @@ def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], Lin
     """Returns the targets of a group, their storage format, and the format's label."""
     config.check_field("output_activations", None)
     target_names = config.get_strings("targets")
-    weights, input_fields = config.get_table("weights"), config.get_table("input_activations")
+    weights_table, input_fields = config.get_table("weights"), config.get_table("input_activations")
     layout = config.get("format") or model_format
     config.check_all_read()
-    if weights is None:
+    if weights_table is None:
         raise config.value_error("weights", None, "how weights are quantised")
     if not target_names:
         raise config.value_error("targets", target_names, "module names or Linear")
-    return (target_names, *_storage_format(weights, layout, _static_scales(input_fields)))
+    return (target_names, *_storage_format(weights_table, layout, _static_scales(input_fields)))
 
 
 def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:

@@ -70,12 +70,14 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         raise UnreadScheme(str(error)) from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
-        unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
-        head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
+        unconverted_components = [
+            components for model_type, components in UNCONVERTED.items() if model_type in model_types
+        ]
+        is_head_uncertain = not model_types.isdisjoint(HEAD_IN_DOUBT)
         return replace(
             quantization_scheme,
             unconverted_components=frozenset().union(*unconverted_components),
-            head_in_doubt=head_in_doubt,
+            head_in_doubt=is_head_uncertain,
         )
     if isinstance(quantization_scheme, LinearScheme):
         return replace(quantization_scheme, config_section=scheme_fields.where)
@@ -157,7 +159,7 @@ def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-def _ignore_exporter(config: ConfigFields) -> None:
+def _ignore_auto_round_settings(config: ConfigFields) -> None:
     """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.data or "provider" in config.data:
         libraries.ignore_settings_of_auto_round(config)
@@ -167,7 +169,7 @@ def _ignore_exporter(config: ConfigFields) -> None:
 def _read_awq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
-    _ignore_exporter(config)
+    _ignore_auto_round_settings(config)
     config.check_field("bits", 4, default_value=4)
     config.check_field("w_bit", 4, default_value=4)
     config.check_field("zero_point", True, default_value=True)
@@ -191,7 +193,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
-    _ignore_exporter(config)
+    _ignore_auto_round_settings(config)
     config.check_field("method", "gptq", default_value="gptq")
     config.check_choice(
         "checkpoint_format", config.get_lowercase("checkpoint_format", config.get("format", "gptq")), "gptq", "gptq_v2"
@@ -205,14 +207,18 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [name for row in quantized_modules for name in (row if isinstance(row, list) else [row])]
+            [
+                module_name
+                for block_modules in quantized_modules
+                for module_name in (block_modules if isinstance(block_modules, list) else [block_modules])
+            ]
             if isinstance(quantized_modules, list)
             else [None]
         )
         if any(not isinstance(listed_name, str) for listed_name in listed_names):
             raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
-    module_groups = (*_read_dynamic(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
+    module_groups = (*_read_dynamic_rules(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
     excluded_modules = listed_modules(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
@@ -224,7 +230,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
+def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
     """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
@@ -256,7 +262,9 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    is_4_bit, is_8_bit = (
+        config.get(field_name, config.get(f"_{field_name}", False)) for field_name in ("load_in_4bit", "load_in_8bit")
+    )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)

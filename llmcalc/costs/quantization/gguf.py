@@ -132,9 +132,9 @@ class GGUFMix(QuantizationScheme):
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-        model = self._rules_of_model(spec, params)
+        model_rules = self._rules_of_model(spec, params)
         for param in params:
-            yield param, model.stored_bytes(param)
+            yield param, model_rules.stored_bytes(param)
 
     def tensor_counts_by_type(self, spec: ModelSpec) -> dict[str, int]:
         """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
@@ -143,11 +143,15 @@ class GGUFMix(QuantizationScheme):
         """
         counts_by_type: dict[str, int] = {}
         params = list(weight_tensors_of(spec.tree()))
-        model = self._rules_of_model(spec, params)
+        model_rules = self._rules_of_model(spec, params)
         for param in params:
-            if model.tensor_category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
+            if (
+                model_rules.tensor_category(param) == "attn_qkv"
+                and param.name != "q_proj"
+                and param.tensor.role == "matrix"
+            ):
                 continue  # fused with q_proj
-            for ggml_type in model.storage_types(param):
+            for ggml_type in model_rules.storage_types(param):
                 counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
         return counts_by_type
 
@@ -164,7 +168,7 @@ class GGUFMix(QuantizationScheme):
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[optional_part].option}"
             )
-        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.copies)):
+        if not all(isinstance(axis_size, int) for param in params for axis_size in (*param.tensor.shape, param.copies)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )
@@ -473,8 +477,8 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
         nope_width = expanded_op.qk_dim - rope_width
         return [(expanded_op.heads * latent_width, nope_width), (expanded_op.heads * expanded_op.v_dim, latent_width)]
     matrix_rows: Number = 1
-    for axis in shape[:-1]:
-        matrix_rows = matrix_rows * axis
+    for axis_size in shape[:-1]:
+        matrix_rows = matrix_rows * axis_size
     return [(matrix_rows, shape[-1])]
 
 

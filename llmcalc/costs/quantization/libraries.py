@@ -102,14 +102,14 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
 
     module_groups: list[LayerGroup] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
-    for bits_field, module_fields in extra_config.get_tables("a table of fields for each module"):
+    for module_pattern, module_fields in extra_config.get_tables("a table of fields for each module"):
         other_format = storage_format_of(
             module_fields,
             "bits",
             module_fields.get("bits", bits),
             module_fields.get_group_size("group_size", group_size),
         )
-        list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
+        list_entry = f"re:{module_pattern}" if set(module_pattern) & PATTERN else module_pattern
         module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_prefix = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
@@ -158,17 +158,20 @@ HQQ_FIELDS = frozenset(
 
 def _hqq_format(format_fields: ConfigFields) -> HQQ:
     """Returns the storage format in a table of HQQ_FIELDS."""
-    weights = format_fields.get_table("weight_quant_params") or format_fields
+    weights_table = format_fields.get_table("weight_quant_params") or format_fields
     format_fields.check_field("scale_quant_params", None)
     format_fields.check_field("zero_quant_params", None)
     format_fields.ignore("offload_meta")
-    weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group_size = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
-    weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
+    weights_table.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
+    bits, group_size = (
+        weights_table.get("nbits", weights_table.get("bits", 4)),
+        weights_table.get_group_size("group_size", 64),
+    )
+    weights_table.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group_size is None:
-        raise weights.value_error("group_size", group_size, "a positive whole number")
-    if "quant_method" not in weights.data:  # the whole config has further fields
-        weights.check_all_read()
+        raise weights_table.value_error("group_size", group_size, "a positive whole number")
+    if "quant_method" not in weights_table.data:  # the whole config has further fields
+        weights_table.check_all_read()
     return HQQ(bits, group_size)
 
 
@@ -187,17 +190,17 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
         "softmax_quant_spec",
         "version",
     )
-    model_format = scheme_fields.get_table("global_quant_config")
-    layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
+    global_config = scheme_fields.get_table("global_quant_config")
+    layer_tables = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     scheme_remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
-    for module_name, module_fields in layers.get_tables("how a group of modules is quantised"):
+    for module_name, module_fields in layer_tables.get_tables("how a group of modules is quantised"):
         storage_format, scheme_label = _quark_format(module_fields)
         layer_groups.append(LayerGroup(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(scheme_label)
-    if model_format is not None and model_format.data:
-        storage_format, scheme_label = _quark_format(model_format)
+    if global_config is not None and global_config.data:
+        storage_format, scheme_label = _quark_format(global_config)
         layer_groups.append(LayerGroup(storage_format))
         format_labels.append(scheme_label)
     if not layer_groups:
@@ -218,24 +221,24 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, input_fields = config.get_table("weight"), config.get_table("input_tensors")
+    weights_table, input_fields = config.get_table("weight"), config.get_table("input_tensors")
     config.check_field("output_tensors", None)
     config.check_field("bias", None)
     config.ignore("target_device")
     config.check_all_read()
-    if weights is None:
+    if weights_table is None:
         return None, ""
-    format_name = weights.get("dtype")
-    scheme_name = weights.get("qscheme")
-    group_size = weights.get_group_size("group_size")
+    format_name = weights_table.get("dtype")
+    scheme_name = weights_table.get("qscheme")
+    group_size = weights_table.get_group_size("group_size")
     static_scales = 0 if input_fields is None or input_fields.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
-        weights.check_choice("qscheme", scheme_name, "per_group")
+        weights_table.check_choice("qscheme", scheme_name, "per_group")
         return FP4(group_size or 32), "mxfp4"
-    weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
-    weights.check_choice("qscheme", scheme_name, "per_tensor", "per_channel")
-    scale_type = weights.get("scale_type", None)
-    weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
+    weights_table.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
+    weights_table.check_choice("qscheme", scheme_name, "per_tensor", "per_channel")
+    scale_type = weights_table.get("scale_type", None)
+    weights_table.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
     return FP8("tensor" if scheme_name == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
@@ -303,9 +306,9 @@ def _torchao_group(
     config: ConfigFields, type_name: str, type_fields: ConfigFields, modules: ModuleList | None
 ) -> tuple[str, LayerGroup]:
     """Returns the label and the storage format of a torchao config's class. Raises `InputError` for other classes."""
-    format_word = type_name.lower().replace("_", "").removesuffix("config")
-    if format_word in ("int8dynamicactivationintxweight", "intxweightonly"):
-        return _torchao_unpacked_int(format_word, type_fields, modules)
+    format_name = type_name.lower().replace("_", "").removesuffix("config")
+    if format_name in ("int8dynamicactivationintxweight", "intxweightonly"):
+        return _torchao_unpacked_int(format_name, type_fields, modules)
     group_size = type_fields.get_group_size("group_size")
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
@@ -318,11 +321,11 @@ def _torchao_group(
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
-    if format_word not in labelled_formats:
+    if format_name not in labelled_formats:
         raise config.value_error(
             "quant_type", config.get("quant_type"), "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
-    scheme_label, storage_format = labelled_formats[format_word]
+    scheme_label, storage_format = labelled_formats[format_name]
     return scheme_label, LayerGroup(storage_format, modules)
 
 
@@ -333,17 +336,17 @@ def _torchao_value(type_fields: ConfigFields, field_name: str, default_value: An
 
 
 def _torchao_unpacked_int(
-    format_word: str, type_fields: ConfigFields, modules: ModuleList | None
+    format_name: str, type_fields: ConfigFields, modules: ModuleList | None
 ) -> tuple[str, LayerGroup]:
     """Returns the format of integers of 1 to 8 bits, each in a byte, with scales and zero points of a byte.
 
-    format_word: the config's class, whose fields and default differ: `granularity` of `intxweightonly`, a row; else
+    format_name: the config's class, whose fields and default differ: `granularity` of `intxweightonly`, a row; else
     `weight_granularity`, groups of 32.
 
     Source: pytorch/ao at 36027d8, quantization/quant_api.py and its intx_unpacked_to_int8_tensor.py. The packed formats
     depend on the CPU that packs.
     """
-    field_prefix, usual_granularity = ("", "PerAxis") if format_word == "intxweightonly" else ("weight_", "PerGroup")
+    field_prefix, usual_granularity = ("", "PerAxis") if format_name == "intxweightonly" else ("weight_", "PerGroup")
     packing = _torchao_value(type_fields, "intx_packing_format", "unpacked_to_int8")
     if str(packing).lower() != "unpacked_to_int8":
         raise type_fields.value_error("intx_packing_format", packing, "unpacked_to_int8")
@@ -383,7 +386,9 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     row_group = config.get_group_size("out_group_size", 1) or 1
     codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
-    module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
+    module_names = [
+        weight_name.removesuffix(".weight") for weight_name in config.get_strings("linear_weights_not_to_quantize")
+    ]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(
@@ -427,17 +432,17 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     layer_fields.ignore("in_features", "out_features", "bias", "indices_as_float")
     layer_fields.check_field("is_indice_packed", True, default_value=True)
     layer_fields.check_field("vector_quant_dim", "out", default_value="out")
-    pairs = [
+    size_pairs = [
         layer_fields.get_integer_pair(field_name, minimum=-1) or (-1, -1)
         for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
     ]  # of outlier columns and of all other ones; -1 for none
-    (outlier_length, vector_length), (outlier_centroid_count, centroid_count), (_, residual_centroid_count) = pairs
+    (outlier_length, vector_length), (outlier_centroid_count, centroid_count), (_, residual_centroid_count) = size_pairs
     codebook_count, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
     outlier_columns = layer_fields.get("outlier_size", 0)
-    for field_name, value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
-        if type(value) is not int or not 0 <= value <= LARGEST:
-            raise layer_fields.value_error(field_name, value, "a whole number")
+    for field_name, field_value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
+        if type(field_value) is not int or not 0 <= field_value <= LARGEST:
+            raise layer_fields.value_error(field_name, field_value, "a whole number")
     for field_name, flag_value in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
         layer_fields.check_choice(field_name, flag_value, True, False)
     group_columns = group_columns or 0
@@ -500,12 +505,14 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
     quantizes_tables = scheme_fields.get("quantize_embeddings", False)
     scheme_fields.check_choice("quantize_embeddings", quantizes_tables, False, True)
-    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
+    bits, module_tables = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
     module_groups: list[LayerGroup] = []
-    if len(modules.data) > MOST_PATTERNS:
-        raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for module_pattern, module_fields in modules.get_tables("a table of fields for each pattern"):
+    if len(module_tables.data) > MOST_PATTERNS:
+        raise scheme_fields.value_error(
+            "module_quant_configs", len(module_tables.data), f"at most {MOST_PATTERNS} patterns"
+        )
+    for module_pattern, module_fields in module_tables.get_tables("a table of fields for each pattern"):
         module_bits = module_fields.get("num_bits", bits)
         module_fields.check_choice("num_bits", module_bits, 2, 4, 8)
         module_fields.check_all_read()

@@ -122,7 +122,9 @@ class LinearScheme(QuantizationScheme):
     @property
     def kernels(self) -> frozenset[str]:
         linear_formats = (
-            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+            linear_format
+            for layer_group in self.groups
+            for linear_format in (layer_group.format, layer_group.expert_format)
         )
         return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
             ""
@@ -131,7 +133,9 @@ class LinearScheme(QuantizationScheme):
     @property
     def has_square_blocks(self) -> bool:
         linear_formats = (
-            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+            linear_format
+            for layer_group in self.groups
+            for linear_format in (layer_group.format, layer_group.expert_format)
         )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
@@ -156,15 +160,19 @@ class LinearScheme(QuantizationScheme):
             if param.tensor.role == "matrix":
                 self.excluded_modules.mark_used(param.published_names)
             return None
-        is_output = param.kind in HEADS and param.name not in ("dense", "head_proj")
+        is_output_head = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
-            (is_output and not self.converts_head)
-            or (not self.converts_outside_layers and _is_skipped(param) and not is_output)
+            (is_output_head and not self.converts_head)
+            or (not self.converts_outside_layers and _is_skipped(param) and not is_output_head)
             or param.published_names in self.excluded_modules
         ):
             return None
         module_group = next(
-            (group for group in self.groups if group.modules is None or param.published_names in group.modules),
+            (
+                layer_group
+                for layer_group in self.groups
+                if layer_group.modules is None or param.published_names in layer_group.modules
+            ),
             None,
         )
         if module_group is None:
@@ -188,9 +196,9 @@ class LinearScheme(QuantizationScheme):
             f"unconverted: {unconverted_text}"
             + (" and the modules that the config lists" if self.excluded_modules.entries else "")
         )
-        converted_modules = [group.modules for group in self.groups if group.modules is not None]
+        converted_modules = [layer_group.modules for layer_group in self.groups if layer_group.modules is not None]
         for verb, module_lists in (("excludes", [self.excluded_modules]), ("converts", converted_modules)):
-            unused_entries = [entry for modules in module_lists for entry in modules.unused_entries]
+            unused_entries = [list_entry for modules in module_lists for list_entry in modules.unused_entries]
             if unused_entries:
                 more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
                 entries_text = ", ".join(unused_entries[:3])
@@ -217,7 +225,9 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
+    has_module_list = any(
+        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
+    )
     return replace(
         quantization_scheme,
         converts_head=has_module_list,

@@ -119,12 +119,17 @@ class MLXScheme(QuantizationScheme):
                 self.assumption_notes.add(HEAD)
             *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
-            for axis in leading_axes:
-                matrix_count = matrix_count * axis
+            for axis_size in leading_axes:
+                matrix_count = matrix_count * axis_size
             matrix_bytes = module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             yield param, matrix_bytes * matrix_count
         unused_entry = next(
-            (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
+            (
+                list_entry
+                for modules, _ in self.listed_formats
+                for list_entry in modules.entries
+                if list_entry not in modules.used
+            ),
             None,
         )
         if unused_entry is not None:
@@ -176,7 +181,9 @@ class MLXScheme(QuantizationScheme):
 
 def read_mlx(config: ConfigFields) -> QuantizationScheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    module_names = [
+        field_name for field_name in config.data if field_name not in ("group_size", "bits", "mode", "quant_method")
+    ]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for module_name in module_names:

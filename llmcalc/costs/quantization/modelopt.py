@@ -107,15 +107,15 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
     for module_name, (quantization_algorithm, storage_format) in _formats_by_module(layers_table):
         if quantization_algorithm:
             algorithms[quantization_algorithm] = None
-        module = EXPERT.sub("0", module_name)
-        if module in format_by_module:
-            if format_by_module[module] != storage_format:
+        first_expert_name = EXPERT.sub("0", module_name)
+        if first_expert_name in format_by_module:
+            if format_by_module[first_expert_name] != storage_format:
                 raise layers_table.value_error(
                     module_name, quantization_algorithm, "the format of the layer's other experts"
                 )
             continue
-        format_by_module[module] = storage_format
-        modules_by_format.setdefault(storage_format, []).append(module)
+        format_by_module[first_expert_name] = storage_format
+        modules_by_format.setdefault(storage_format, []).append(first_expert_name)
     layer_groups = (
         LayerGroup(storage_format, ModuleList(module_names, "modelopt", "quantized_layers"))
         for storage_format, module_names in modules_by_format.items()

@@ -190,7 +190,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
     for fused_name, part_names in FUSED.items():
         fused_pattern = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
         if fused_pattern.search(list_entry):
-            yield from (fused_pattern.sub(single_name, list_entry) for single_name in part_names)
+            yield from (fused_pattern.sub(part_name, list_entry) for part_name in part_names)
 
 
 def _match_count_log2(module_pattern: str) -> int:

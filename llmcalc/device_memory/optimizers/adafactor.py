@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
-    count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
+    count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _variance_size}
     return {
         **{
             state_name: packed_bytes(sum_over(tensors, count_elements), dtype)
@@ -41,7 +41,7 @@ def _column_count(tensor: ParamTensor) -> Number:
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
-def _unfactored_size(tensor: ParamTensor) -> Number:
+def _variance_size(tensor: ParamTensor) -> Number:
     return tensor.size if len(tensor.shape) < 2 else 0
 
 

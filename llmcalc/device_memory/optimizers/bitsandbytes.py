@@ -43,11 +43,11 @@ def bitsandbytes_optimizer(
     bits_per_state: Literal[8, 32],
     *aliases: str,
     is_paged: bool = False,
-    fp32_tables: bool = False,
+    has_fp32_tables: bool = False,
 ) -> Optimizer:
     """Returns the `Optimizer` description of an optimizer with this number of states per element.
 
-    fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
+    has_fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
     small_tensors_text = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
@@ -55,8 +55,8 @@ def bitsandbytes_optimizer(
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
-    state_layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
-    notes = ((small_tensors_text, state_layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
+    state_layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, has_fp32_tables)
+    notes = ((small_tensors_text, state_layout.in_8_bits), (embeddings_text, has_fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -84,17 +84,17 @@ class _StateLayout:
     """The states of an optimizer of bitsandbytes.
 
     moment_count: states per element. in_8_bits: whether large tensors have quantized states.
-    is_paged, fp32_tables: as of `bitsandbytes_optimizer`.
+    is_paged, has_fp32_tables: as of `bitsandbytes_optimizer`.
     """
 
     moment_count: int
     in_8_bits: bool
     is_paged: bool
-    fp32_tables: bool
+    has_fp32_tables: bool
 
     def has_float32_states(self, is_table: bool) -> bool:
         """Whether a tensor has fp32 states whatever its size. is_table: whether it is a table of embeddings."""
-        return not self.in_8_bits or (self.fp32_tables and is_table)
+        return not self.in_8_bits or (self.has_fp32_tables and is_table)
 
     def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
         """Returns the tensors with quantized states, if they are large, and the other tensors."""
@@ -175,10 +175,10 @@ OPTIMIZERS = {
         bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True),
         bitsandbytes_optimizer("paged-lion", 1, 32, "paged-lion-32bit", is_paged=True),
         bitsandbytes_optimizer("paged-lion-8bit", 1, 8, is_paged=True),
-        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, fp32_tables=True),
-        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, fp32_tables=True),
-        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, fp32_tables=True),
-        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, fp32_tables=True),
+        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, has_fp32_tables=True),
+        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, has_fp32_tables=True),
+        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, has_fp32_tables=True),
+        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, has_fp32_tables=True),
     )
 }
 """AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

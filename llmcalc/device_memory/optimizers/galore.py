@@ -40,10 +40,14 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_by_projection(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
-        projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
+        projector_elements = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
-        return {"ortho_matrix": packed_bytes(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
+        return {
+            "ortho_matrix": packed_bytes(projector_elements, dtype),
+            "exp_avg": moment_bytes,
+            "exp_avg_sq": moment_bytes,
+        }
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""

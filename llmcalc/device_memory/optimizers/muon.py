@@ -26,8 +26,8 @@ ITERATIONS = 5
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
-    matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
-    other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
+    matrices = [trained_tensor for trained_tensor in tensors if trained_tensor.is_layer_matrix]
+    other_tensors = [trained_tensor for trained_tensor in tensors if not trained_tensor.is_layer_matrix]
     return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.state_bytes(other_tensors, dtype)}
 
 

@@ -61,10 +61,10 @@ DEFAULT = "adamw"
 
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
-    rank_match = WITH_RANK.fullmatch(optimizer_name)
-    if rank_match:
-        optimizer_record: Optimizer = _load_file(rank_match[1]).optimizer_of_projection_rank(
-            int(rank_match[2]), optimizer_name
+    name_match = WITH_RANK.fullmatch(optimizer_name)
+    if name_match:
+        optimizer_record: Optimizer = _load_file(name_match[1]).optimizer_of_projection_rank(
+            int(name_match[2]), optimizer_name
         )
     elif optimizer_name in LIBRARIES:
         optimizer_record = _load_file(LIBRARIES[optimizer_name]).OPTIMIZERS[optimizer_name]

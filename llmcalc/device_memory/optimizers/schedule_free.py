@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of optimizer states that have the tensor's number of elements. names: the states' names."""
-    return dict.fromkeys(names, packed_bytes(total_elements(tensors), dtype))
+def state_bytes(state_names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Returns the bytes of optimizer states that have the tensor's number of elements."""
+    return dict.fromkeys(state_names, packed_bytes(total_elements(tensors), dtype))
 
 
-def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
+def allocate_states(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
     for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
-        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(names))
+        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(state_names))
 
 
-def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
+def adamw_step(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
-    allocate_states(names, optimizer_step)
+    allocate_states(state_names, optimizer_step)
     aten, updated_parameters = optimizer_step.aten, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":
         denominators = [

@@ -76,7 +76,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
 
 def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, code_format: Dtype | None) -> None:
-    """Makes and frees the tensors of a compiled step: new states with their scales, and the codes in a wide format."""
+    """Allocates and frees the tensors of a compiled step: new states, their scales, and codes in a wide format."""
     from ...simulator.tensor import FLOAT32
 
     number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]

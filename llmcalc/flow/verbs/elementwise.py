@@ -83,7 +83,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("complement", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant))
 
     def delayed(self, x: Value, first_row: Value) -> Value:
-        """Records a shift of rows by one. first: the row before the first row."""
+        """Records a shift of rows by one. first_row: the row before the first row."""
         return self.step("delayed", "", (x, first_row), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:

@@ -39,9 +39,9 @@ class EntryVerbs(Recorder):
 
     def with_unpooled_rows(self, *row_values: Value) -> tuple[Value, ...]:
         """Records the concatenation of x and the rows of earlier passes that do not fill a window yet."""
-        output_value = tuple(row_value.view(*row_value.axes) for row_value in row_values)
-        self.record("with_unpooled_rows", "", row_values, output_value)
-        return output_value
+        output_values = tuple(row_value.view(*row_value.axes) for row_value in row_values)
+        self.record("with_unpooled_rows", "", row_values, output_values)
+        return output_values
 
     def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:
         """Records the cache of compressed entries and of rows that do not fill an entry yet; returns all entries."""
@@ -57,7 +57,9 @@ class EntryVerbs(Recorder):
         """
         if lower_value is None:
             lower_value = (
-                Value(x.rows, axes, is_constant=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
+                Value(x.rows, axes, is_constant=True)
+                if axes
+                else value_of_pairs(x.rows, is_constant=True, is_batched=True)
             )
         return self.step(
             "value_of_lower_layer",
@@ -69,13 +71,13 @@ class EntryVerbs(Recorder):
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of complete entries: those whose `rate` tokens all precede the query's token."""
-        return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
+        return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, is_constant=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
         """Records the choice of keys in the blocks that a lower layer selected, and returns the keys and a mask."""
-        output_value = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
-        self.record("candidates", "", (keys, mask), output_value, block_size=block_size)
-        return output_value
+        output_values = keys.view(*keys.axes), value_of_pairs(mask.rows, is_constant=True)
+        self.record("candidates", "", (keys, mask), output_values, block_size=block_size)
+        return output_values
 
     def choose_entries(
         self,
@@ -91,16 +93,16 @@ class EntryVerbs(Recorder):
         block_count_and_size: the number and the size of the blocks of entries that it finds for the layers above; none
             by default.
         """
-        output_value = value_of_pairs(weights.rows, fixed=True, batched=True)
+        output_value = value_of_pairs(weights.rows, is_constant=True, is_batched=True)
         return self.step(
             "choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=block_count_and_size
         )
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
-        output_value = Value(selected.rows, (), is_constant=True), entries.view(*entries.axes)
-        self.record("among", "", (mask, selected, entries), output_value)
-        return output_value
+        output_values = Value(selected.rows, (), is_constant=True), entries.view(*entries.axes)
+        self.record("among", "", (mask, selected, entries), output_values)
+        return output_values
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
         """Records the mask of keys that each query may attend to; layers with equal masks share one."""

@@ -63,14 +63,14 @@ class MixingVerbs(Recorder):
         """
         heads, *qk_axes = q.axes
         value_axes = v.axes[1:]
-        other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
+        key_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(
             heads.size,
             self.element_count(tuple(qk_axes)),
             self.element_count(value_axes),
             causal,
             rows=q.rows,
-            keys=other_rows,
+            keys=key_rows,
             **key_limits,
         )
         output_value = Value(q.rows, (heads, *value_axes))
@@ -90,7 +90,7 @@ class MixingVerbs(Recorder):
             "bias_in_sdpa": bias_in_sdpa,
             **key_limits,
         }
-        step_options["masked"], step_options["narrowed"] = masked and other_rows is None, selection is not None
+        step_options["masked"], step_options["narrowed"] = masked and key_rows is None, selection is not None
         step_options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
         return self.step("attention", node_name, step_inputs, output_value, op=op, about=node_fields, **step_options)
 
@@ -110,7 +110,7 @@ class MixingVerbs(Recorder):
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
-        is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
+        is_cross_attention: whether keys are of another sequence, false by default. core, key_limits: as in `attention`.
         """
         heads, *qk_axes = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
@@ -118,7 +118,7 @@ class MixingVerbs(Recorder):
         key_rows = k.rows if is_cross_attention else None
         op = core(heads.size, self.element_count(tuple(qk_axes)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
-        output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
+        output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), is_batched=True)
         return self.step("scores", node_name, step_inputs, output_value, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, key_limit: Number, window: Number = None) -> Value:
@@ -126,7 +126,7 @@ class MixingVerbs(Recorder):
 
         strength: that of each key and head. window: as in `attention`.
         """
-        output_value = value_of_pairs(q.rows, *strength.axes, batched=True)
+        output_value = value_of_pairs(q.rows, *strength.axes, is_batched=True)
         return self.step(
             "strongest", "", (strength, q, k), output_value, key_limit=key_limit, causal=True, window=window
         )
@@ -145,13 +145,13 @@ class MixingVerbs(Recorder):
 
         lends_selection: whether higher layers may reuse the selection, false by default.
         """
-        output_value = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
-        self.record("selected", "", (q, *keys), output_value, causal=True, lends=lends_selection)
-        return output_value
+        output_values = value_of_pairs(q.rows, is_constant=True, is_batched=True), *map(_view_of_keys, keys)
+        self.record("selected", "", (q, *keys), output_values, causal=True, lends=lends_selection)
+        return output_values
 
     def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:
         """Records for each query and head the mask of the `block_count` best-scored blocks of `block_size` keys."""
-        output_value = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
+        output_value = value_of_pairs(scores.rows, *scores.axes, is_constant=True, is_batched=True)
         return self.step("select_blocks", "", (scores, k), output_value, block=block_size, blocks=block_count)
 
     def only_selected(self, mask: Value, *keys: Value, block_size: Number, block_count: Number) -> tuple[Value, ...]:
@@ -159,9 +159,9 @@ class MixingVerbs(Recorder):
 
         While decoding one token, only those of the selected blocks are read.
         """
-        output_value = Value(mask.rows, mask.axes, is_constant=True), *map(_view_of_keys, keys)
-        self.record("only_selected", "", (mask, *keys), output_value, block=block_size, blocks=block_count)
-        return output_value
+        output_values = Value(mask.rows, mask.axes, is_constant=True), *map(_view_of_keys, keys)
+        self.record("only_selected", "", (mask, *keys), output_values, block=block_size, blocks=block_count)
+        return output_values
 
     def joint_softmax(
         self,

@@ -7,9 +7,11 @@ from ..axis import Axis, JoinedShapes
 from ..value import Value
 
 
-def value_of_pairs(query_rows: Rows, *axes: Axis | JoinedShapes, fixed: bool = False, batched: bool = False) -> Value:
-    """Returns a value with an element per query and key. batched: whether sequences differ; default false."""
+def value_of_pairs(
+    query_rows: Rows, *axes: Axis | JoinedShapes, is_constant: bool = False, is_batched: bool = False
+) -> Value:
+    """Returns a value with an element per query and key. is_batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 
     query_rows = query_rows.source_rows if isinstance(query_rows, QueryKeyPairs) else query_rows
-    return Value(QueryKeyPairs(source_rows=query_rows, batched=batched), axes, is_constant=fixed)
+    return Value(QueryKeyPairs(source_rows=query_rows, batched=is_batched), axes, is_constant=is_constant)

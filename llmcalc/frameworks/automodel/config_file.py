@@ -174,9 +174,9 @@ NODE_DEVICES = 8
 
 def is_automodel(config: Table) -> bool:
     """Whether a table is a recipe of NeMo-Automodel."""
-    model = config.get("model")
-    has_tables = isinstance(model, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
-    return has_tables and ("recipe" in config or TARGET in config["model"])
+    model_table = config.get("model")
+    has_recipe_tables = isinstance(model_table, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
+    return has_recipe_tables and ("recipe" in config or TARGET in config["model"])
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
@@ -201,32 +201,32 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a recipe. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         _check_tables(reader, config)
-        model = reader.table(config, "model")
-        target = _model_name(reader, model)
-        if _is_classifier(config, model):
-            reader.score_label_count = reader.integer(model, "num_labels", 2)
-        distributed = reader.table(config, "distributed")
-        layout = _layout(reader, config, distributed)
-        scheduler = reader.table(config, "step_scheduler")
-        batch = reader.integer(scheduler, "local_batch_size", 1)
-        global_batch = reader.integer(scheduler, "global_batch_size", batch * layout.dp)
+        model_table = reader.table(config, "model")
+        model_name = _model_name(reader, model_table)
+        if _is_classifier(config, model_table):
+            reader.score_label_count = reader.integer(model_table, "num_labels", 2)
+        distributed_table = reader.table(config, "distributed")
+        layout = _layout(reader, config, distributed_table)
+        step_scheduler = reader.table(config, "step_scheduler")
+        batch = reader.integer(step_scheduler, "local_batch_size", 1)
+        global_batch = reader.integer(step_scheduler, "global_batch_size", batch * layout.dp)
         settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": max(1, global_batch // (batch * layout.dp)),
             **_length_settings(reader, config),
-            **_format_settings(reader, model, layout),
-            **_kernel_settings(reader, model),
+            **_format_settings(reader, model_table, layout),
+            **_kernel_settings(reader, model_table),
             **_optimizer_settings(reader, config),
             **_loss_settings(reader, config),
         }
-        if reader.flag(distributed, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
+        if reader.flag(distributed_table, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
             settings["compile"] = True
-        recompute_value = distributed.get("activation_checkpointing")
-        if recompute_value in (True, "full"):
+        checkpointing_value = distributed_table.get("activation_checkpointing")
+        if checkpointing_value in (True, "full"):
             settings["recompute"] = "full"
-        elif recompute_value not in (None, False):
-            reader.refuse("distributed.activation_checkpointing", f"{short_repr(recompute_value)} is not modelled")
+        elif checkpointing_value not in (None, False):
+            reader.refuse("distributed.activation_checkpointing", f"{short_repr(checkpointing_value)} is not modelled")
         if config.get("peft") is not None:
             settings |= _adapter_settings(reader, config)
         else:
@@ -235,11 +235,13 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             }
             reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
-        float8 = _float8_settings(reader, config, layout)
+        float8_settings = _float8_settings(reader, config, layout)
         launch_settings = LaunchSettings(
-            layout, settings, _sharding_settings(reader, distributed, layout, float8) if is_sharded else None
+            layout,
+            settings,
+            _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
-        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=target, stack=STACK)
+        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=model_name, stack=STACK)
 
 
 def _recipe_name(config: Table) -> str:
@@ -248,12 +250,12 @@ def _recipe_name(config: Table) -> str:
     return str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
-def _is_classifier(config: Table, model: Table) -> bool:
+def _is_classifier(config: Table, model_table: Table) -> bool:
     """Whether the model has a head of scores, of which recipes/llm/train_seq_cls.py computes the loss."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
-        or f"{CLASSIFIER}." in str(model.get(TARGET) or "")[:120]
-        or model.get("num_labels") is not None
+        or f"{CLASSIFIER}." in str(model_table.get(TARGET) or "")[:120]
+        or model_table.get("num_labels") is not None
     )
 
 
@@ -266,61 +268,65 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
         )
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, known_keys in TABLE_KEYS.items():
-        table = reader.table(config, table_name)
-        is_read = table_name != "optimizer" or str(table.get(TARGET, OPTIMIZERS[0])).endswith((*OPTIMIZERS, FUSED_ADAM))
+        config_table = reader.table(config, table_name)
+        is_read = table_name != "optimizer" or str(config_table.get(TARGET, OPTIMIZERS[0])).endswith(
+            (*OPTIMIZERS, FUSED_ADAM)
+        )
         if is_read:
-            unknown_keys(reader, table, known_keys, table_name)
+            unknown_keys(reader, config_table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
 
 
-def _model_name(reader: LaunchReader, model: Table) -> str:
+def _model_name(reader: LaunchReader, model_table: Table) -> str:
     """Returns the hub's name of the model. Records changes of its config as unknown."""
-    builder_path = str(model.get(TARGET) or "")[:120]
+    builder_path = str(model_table.get(TARGET) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
         raise reader.argument_error(
             f"model.{TARGET}", f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
         )
-    unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model")
-    hub_config = model.get("config")
+    unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
+    hub_config = model_table.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
     unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
-    for table, place in ((model, "model"), (config_table, "model.config")):
+    for table, table_path in ((model_table, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
-            reader.refuse(f"{place}.num_nextn_predict_layers", "multi-token prediction is not modelled")
-    names = (
-        model.get("pretrained_model_name_or_path"),
+            reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
+    model_names = (
+        model_table.get("pretrained_model_name_or_path"),
         config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
         hub_config,
     )
-    return next((name[:200] for name in names if isinstance(name, str)), "")
+    return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
-def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
+def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
     """Returns the size of a group of ranks: 1 where it is absent or `none`."""
-    group_size = distributed.get(key)
+    group_size = distributed_table.get(key)
     return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
 
 
-def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
+def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
-    reader.ignored_arguments += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
-    unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
-    strategy = str(distributed.get("strategy", "fsdp2")).lower()
+    reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
+    unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
+    strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (_size(reader, distributed, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep"))
-    replicas = _size(reader, distributed, "dp_replicate_size")
+    tp, cp, pp, ep = (
+        _group_size(reader, distributed_table, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep")
+    )
+    replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
     if pp > 1:
         reader.refuse(
             "distributed.pp_size",
             "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
             "--pp and --vpp has stages",
         )
-    fewest_devices = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
+    fewest_devices = tp * cp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep))
-    divisor = tp * cp * replicas
+    divisor = tp * cp * replica_count
     if world_size % divisor:
         raise reader.argument_error(
             "distributed",
@@ -333,30 +339,30 @@ def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
     if ep > 1:
         reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
     is_sharded = strategy != "ddp" and world_size > 1  # components/distributed/fsdp2.py leaves one rank as it is
-    mixture = reader.table(distributed, "moe")
+    moe_table = reader.table(distributed_table, "moe")
     return Layout(
         tp=tp,
         cp=cp,
         dp=world_size // (tp * cp),
         ep=ep,
         zero=3 if is_sharded else 0,
-        hsdp_replicas=replicas if is_sharded else 1,
+        hsdp_replicas=replica_count if is_sharded else 1,
         reshard=not is_sharded
         or (
-            reader.flag(mixture, "reshard_after_forward")
+            reader.flag(moe_table, "reshard_after_forward")
             if ep > 1
-            else reader.flag(distributed, "reshard_after_forward", True)
+            else reader.flag(distributed_table, "reshard_after_forward", True)
         ),
-        sequence_parallel=tp > 1 and reader.flag(distributed, "sequence_parallel"),
+        sequence_parallel=tp > 1 and reader.flag(distributed_table, "sequence_parallel"),
     )
 
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:
     """Returns the number of devices: that of the launcher, of the nodes of a benchmark, or the fewest of the layout."""
-    nodes = reader.table(config, "benchmark").get("num_nodes")
+    num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
-    node_count = 0 if nodes is None else integer_of(reader, "benchmark.num_nodes", nodes)
+    node_count = 0 if num_nodes is None else integer_of(reader, "benchmark.num_nodes", num_nodes)
     if node_count * NODE_DEVICES > fewest_devices:
         reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
         return node_count * NODE_DEVICES
@@ -370,48 +376,48 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
 
 def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Float8Settings | None:
     """Returns torchao's linear layers in 8 bits (components/quantization/fp8.py); None for none."""
-    float8 = reader.table(config, "fp8")
-    if not reader.flag(float8, "enabled"):
+    fp8_table = reader.table(config, "fp8")
+    if not reader.flag(fp8_table, "enabled"):
         return None
-    recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
-    if recipe is None:
-        raise reader.value_error("fp8.recipe_name", float8["recipe_name"], f"one of {', '.join(FLOAT8_RECIPES)}")
+    float8_recipe = FLOAT8_RECIPES.get(str(fp8_table.get("recipe_name") or "tensorwise"))
+    if float8_recipe is None:
+        raise reader.value_error("fp8.recipe_name", fp8_table["recipe_name"], f"one of {', '.join(FLOAT8_RECIPES)}")
     if layout.zero != 3:
         raise reader.argument_error(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
         )
-    if reader.flag(float8, "emulate"):
+    if reader.flag(fp8_table, "emulate"):
         reader.refuse("fp8.emulate", "products in 8 bits that are emulated are not modelled")
-    module_names = float8.get("filter_fqns") or []
-    if not isinstance(module_names, list) or any(name != "lm_head" for name in module_names):
+    module_names = fp8_table.get("filter_fqns") or []
+    if not isinstance(module_names, list) or any(module_name != "lm_head" for module_name in module_names):
         reader.refuse("fp8.filter_fqns", "lm_head is modelled")
     return Float8Settings(
-        gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
-        recipe=recipe,
+        gathers_float8=float8_recipe == "tensorwise" and reader.flag(fp8_table, "enable_fsdp_float8_all_gather"),
+        recipe=float8_recipe,
         skipped_names=("output",) if module_names else (),
     )
 
 
 def _sharding_settings(
-    reader: LaunchReader, distributed: Table, layout: Layout, float8: Float8Settings | None
+    reader: LaunchReader, distributed_table: Table, layout: Layout, float8_settings: Float8Settings | None
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
-    policy = reader.table(distributed, "mp_policy")
-    unknown_keys(reader, policy, POLICY_KEYS, "distributed.mp_policy")
-    if _dtype_name(policy.get("output_dtype", "bfloat16")) != "bfloat16":
+    mp_policy = reader.table(distributed_table, "mp_policy")
+    unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
+    if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
-    if FORMATS.get(_dtype_name(policy.get("param_dtype", "bfloat16"))) != "bf16":
+    if FORMATS.get(_dtype_name(mp_policy.get("param_dtype", "bfloat16"))) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
-    reduction_format = _dtype_name(policy.get("reduce_dtype", "float32"))
-    if reduction_format not in REDUCTION_FORMATS:
+    reduce_dtype = _dtype_name(mp_policy.get("reduce_dtype", "float32"))
+    if reduce_dtype not in REDUCTION_FORMATS:
         reader.refuse(
-            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduction_format)}; float32 and bfloat16 are modelled"
+            "distributed.mp_policy.reduce_dtype", f"{short_repr(reduce_dtype)}; float32 and bfloat16 are modelled"
         )
     return TitanSettings(
-        float8=float8,
-        reduction_format=REDUCTION_FORMATS.get(reduction_format, "float32"),
-        reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
-        offloads_to_host=distributed.get("offload_policy") is not None,
+        float8=float8_settings,
+        reduction_format=REDUCTION_FORMATS.get(reduce_dtype, "float32"),
+        reduces_each_microbatch=not reader.flag(distributed_table, "defer_fsdp_grad_sync", True),
+        offloads_to_host=distributed_table.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
         wraps_whole_experts=False,
     )
@@ -419,10 +425,10 @@ def _sharding_settings(
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the tokens of a sequence: of a pack, or the longest of the data set."""
-    packing = reader.table(config, "packed_sequence")
+    packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
-        if packing.get(key) not in (None, 0):
-            return {"seq": integer_of(reader, f"packed_sequence.{key}", packing[key])}
+        if packed_sequence.get(key) not in (None, 0):
+            return {"seq": integer_of(reader, f"packed_sequence.{key}", packed_sequence[key])}
     dataset = reader.table(config, "dataset")
     for key in LENGTHS:
         if dataset.get(key) is not None:
@@ -437,9 +443,9 @@ def _dtype_name(written_dtype: Any) -> str:
     return str(written_dtype).removeprefix("torch.")[:20]
 
 
-def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict[str, Any]:
+def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
     """Returns the formats of weights, which the optimizer updates as they are stored."""
-    written_format = _dtype_name(reader.value(model, "torch_dtype", "auto"))
+    written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
     dtype = FORMATS.get(written_format)
     if dtype is None:
         raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
@@ -450,33 +456,34 @@ def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict
     return {"dtype": dtype, "master_weights": "none"}
 
 
-def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
+def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]:
     """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
-    backend = reader.table(model, "backend")
+    backend = reader.table(model_table, "backend")
     if backend.get("te_fp8") is not None:
         reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
-    settings: dict[str, Any] = {} if model.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
-    name, key = model.get("attn_implementation"), "model.attn_implementation"
-    if name is None and backend.get("attn") == "eager":
-        name, key = "eager", "model.backend.attn"
-    if name is None or name in OTHER_FUSED_ATTENTION:
+    settings: dict[str, Any] = {} if model_table.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
+    attention_name, key = model_table.get("attn_implementation"), "model.attn_implementation"
+    if attention_name is None and backend.get("attn") == "eager":
+        attention_name, key = "eager", "model.backend.attn"
+    if attention_name is None or attention_name in OTHER_FUSED_ATTENTION:
         return {**settings, "attn_implementation": "flash"}
-    return settings | attention_settings(reader, key, name)
+    return settings | attention_settings(reader, key, attention_name)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer; torch's runs by foreach where nothing else is said."""
     optimizer = reader.table(config, "optimizer")
-    name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
-    if name.startswith("transformer_engine") and name.endswith(FUSED_ADAM):
+    optimizer_name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
+    if optimizer_name.startswith("transformer_engine") and optimizer_name.endswith(FUSED_ADAM):
         return _fused_adam_settings(reader, optimizer)
-    if name not in OPTIMIZERS:
+    if optimizer_name not in OPTIMIZERS:
         reader.refuse(
             f"optimizer.{TARGET}",
-            f"{short_repr(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
+            f"{short_repr(optimizer_name)} is not modelled; "
+            f"{', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
         )
         return {}
-    if name == "torch.optim.SGD":
+    if optimizer_name == "torch.optim.SGD":
         return {"optimizer": "sgd"}
     if reader.flag(optimizer, "fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
@@ -489,39 +496,39 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
     which these are longer (`store_param_remainders`).
     """
-    formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
-    if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
+    state_formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    if len(state_formats) > 1 or not state_formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
     if _dtype_name(optimizer.get("master_weight_dtype") or "float32") != "float32":
         reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
-        has_remainders = reader.flag(optimizer, "store_param_remainders")
+        stores_remainders = reader.flag(optimizer, "store_param_remainders")
         reader.frozen = FrozenModel(
             "transformer_engine/pytorch/optimizers/fused_adam.py",
-            "bfloat16" if has_remainders else "float32",
-            name="lower 16 bits of main weights" if has_remainders else "main weights",
+            "bfloat16" if stores_remainders else "float32",
+            name="lower 16 bits of main weights" if stores_remainders else "main weights",
         )
     return {
         "optimizer": "adamw",
         "optimizer_impl": "fused",
-        "optimizer_dtype": STATE_FORMATS.get(min(formats), "fp32"),
+        "optimizer_dtype": STATE_FORMATS.get(min(state_formats), "fp32"),
     }
 
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the loss: `MaskedCrossEntropy` copies logits to fp32 by default."""
-    loss = reader.table(config, "loss_fn")
-    name = str(reader.value(loss, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
-    if name == "MaskedCrossEntropy":
-        return {} if reader.flag(loss, "fp32_upcast", True) else {"logits_dtype": "bf16"}
-    if name == "FusedLinearCrossEntropy":
+    loss_table = reader.table(config, "loss_fn")
+    loss_class = str(reader.value(loss_table, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
+    if loss_class == "MaskedCrossEntropy":
+        return {} if reader.flag(loss_table, "fp32_upcast", True) else {"logits_dtype": "bf16"}
+    if loss_class == "FusedLinearCrossEntropy":
         reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
         return {"cross_entropy": "chunked"}
-    if name == "ChunkedCrossEntropy":
+    if loss_class == "ChunkedCrossEntropy":
         return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
-    if name == "TEParallelCrossEntropy":
+    if loss_class == "TEParallelCrossEntropy":
         return {"cross_entropy": "fused"}
-    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(name)} is not modelled")
+    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(loss_class)} is not modelled")
     return {}
 
 
@@ -530,49 +537,51 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
     Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
     """
-    adapters = reader.table(config, "peft")
-    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    target_names = adapters.get("target_modules") or []
+    peft_table = reader.table(config, "peft")
+    unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    target_names = peft_table.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
-    if not isinstance(target_names, list) or not all(isinstance(name, str) for name in target_names):
+    if not isinstance(target_names, list) or not all(isinstance(target_name, str) for target_name in target_names):
         raise reader.argument_error("peft.target_modules", f"{short_repr(target_names)}; expected a list of names")
-    excluded_modules = adapters.get("exclude_modules") or []
-    if not reader.flag(adapters, "match_all_linear") and not target_names and not excluded_modules:
+    excluded_modules = peft_table.get("exclude_modules") or []
+    if not reader.flag(peft_table, "match_all_linear") and not target_names and not excluded_modules:
         target_names = ["*_proj"]
-    is_every_layer = not target_names or "*" in target_names
-    if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
+    adapts_every_layer = not target_names or "*" in target_names
+    if peft_table.get("dropout") and peft_table.get("dropout_position", "post") == "post":
         reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
     _note_excluded(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
     settings = lora_settings(
         reader,
-        rank=("peft.dim", reader.value(adapters, "dim", 8)),
-        target_pair=("peft.target_modules", "all-linear" if is_every_layer else target_names),
-        dropout_value=adapters.get("dropout"),
-        magnitude_value=reader.flag(adapters, "use_dora"),
+        rank=("peft.dim", reader.value(peft_table, "dim", 8)),
+        targets_argument=("peft.target_modules", "all-linear" if adapts_every_layer else target_names),
+        dropout_value=peft_table.get("dropout"),
+        magnitude_value=reader.flag(peft_table, "use_dora"),
     )
-    quantization = reader.table(config, "quantization")
-    weight_place = "quantization.bnb_4bit_compute_dtype" if quantization else "model.torch_dtype"
-    place = "peft.lora_dtype" if adapters.get("lora_dtype") else weight_place
-    table_name, _, key = place.partition(".")
+    quantization_table = reader.table(config, "quantization")
+    weight_dtype_key = "quantization.bnb_4bit_compute_dtype" if quantization_table else "model.torch_dtype"
+    dtype_key = "peft.lora_dtype" if peft_table.get("lora_dtype") else weight_dtype_key
+    table_name, _, key = dtype_key.partition(".")
     adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
     if adapter_format not in ADAPTER_FORMATS:
-        reader.refuse(place, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
+        reader.refuse(dtype_key, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
     settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")
-    if reader.flag(quantization, "load_in_4bit"):
-        has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant", True)
-        quant_type = reader.value(quantization, "bnb_4bit_quant_type", "nf4")
+    if reader.flag(quantization_table, "load_in_4bit"):
+        has_nested_scales = reader.flag(quantization_table, "bnb_4bit_use_double_quant", True)
+        quant_type = reader.value(quantization_table, "bnb_4bit_quant_type", "nf4")
         if quant_type != "nf4":
             reader.refuse("quantization.bnb_4bit_quant_type", f"{short_repr(quant_type)[:60]} is not modelled; nf4 is")
         settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
-    elif reader.flag(quantization, "load_in_8bit"):
+    elif reader.flag(quantization_table, "load_in_8bit"):
         settings["base"] = "int8"
     return settings
 
 
-def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
+def _note_excluded(reader: LaunchReader, module_names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
     counted_modules = [
-        str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
+        str(module_name)[:60]
+        for module_name in module_names
+        if not any(modality in str(module_name) for modality in ("vis", "multi_modal", "audio"))
     ]
     if counted_modules:
         reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted_modules[:6])} are counted too")

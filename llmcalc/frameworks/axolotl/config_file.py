@@ -191,8 +191,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
-        has_own_stack = fuses_adapters and launched_run.framework == "torch"
-        return replace(launched_run, stack="axolotl") if has_own_stack else launched_run
+        has_axolotl_stack = fuses_adapters and launched_run.framework == "torch"
+        return replace(launched_run, stack="axolotl") if has_axolotl_stack else launched_run
 
 
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -207,11 +207,11 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
     if config.get("adapter") not in ("lora", "qlora"):
         return False
     if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
-        has_kernel = reader.flag(config, "lora_mlp_kernel")
+        has_mlp_kernel = reader.flag(config, "lora_mlp_kernel")
         other_kernels = [kernel for kernel in ADAPTER_KERNELS[1:] if reader.flag(config, kernel)]
-        if other_kernels and not has_kernel:
+        if other_kernels and not has_mlp_kernel:
             reader.notes.append(f"{', '.join(other_kernels)} without lora_mlp_kernel: timed as PyTorch's adapters")
-        return has_kernel
+        return has_mlp_kernel
     is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
     return not (is_eight_bit_lora or any(map(config.get, ("rl", "trust_remote_code", "nvfp4_merge_aware"))))
 
@@ -300,7 +300,8 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
             return "bf16"
         bf16_value = False
     flags = {
-        name: reader.flag({**config, "bf16": bf16_value}, name) for name in ("bf16", "bfloat16", "fp16", "float16")
+        flag_name: reader.flag({**config, "bf16": bf16_value}, flag_name)
+        for flag_name in ("bf16", "bfloat16", "fp16", "float16")
     }
     if flags["bf16"] or flags["bfloat16"]:
         return "bf16"
@@ -397,7 +398,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
-        target_pair=("lora_target_modules", target_modules),
+        targets_argument=("lora_target_modules", target_modules),
         saved_modules=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout_value=config.get("lora_dropout"),
         magnitude_value=reader.flag(config, "peft_use_dora"),
@@ -486,7 +487,11 @@ def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
+    arguments = {
+        argument_name: config[argument_name]
+        for argument_name in ("deepspeed", "fsdp", "fsdp_config")
+        if config.get(argument_name)
+    }
     fsdp_version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}

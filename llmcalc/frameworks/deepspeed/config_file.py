@@ -134,7 +134,9 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
     settings = {
-        option_name: value for option_name, value in launch_settings.settings.items() if option_name != "loss_chunk"
+        option_name: option_value
+        for option_name, option_value in launch_settings.settings.items()
+        if option_name != "loss_chunk"
     }
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
@@ -167,7 +169,9 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             reader.refuse(dotted_key, f"{short_repr(config_value)} is not modelled")
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
+            name: field_value
+            for name, field_value in field_values.items()
+            if not (name.startswith("stage3_") and field_value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -229,7 +233,10 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        value for plain_type in type_arguments if get_origin(plain_type) is Literal for value in get_args(plain_type)
+        literal_value
+        for plain_type in type_arguments
+        if get_origin(plain_type) is Literal
+        for literal_value in get_args(plain_type)
     ]
     plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
     value_text = str(config_value)[:40].removesuffix(".0")

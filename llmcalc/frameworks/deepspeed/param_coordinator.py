@@ -76,12 +76,12 @@ class Parameter:
         "shard_elements",
     )
 
-    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
+    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, rank_count: int) -> None:
         self.path: Path = parameter_path
         self.module: Path = module_path_of(parameter_path)
         element_count = weight_elements(template)
         self.count: int = element_count
-        self.shard_elements: int = -(-element_count // ranks)
+        self.shard_elements: int = -(-element_count // rank_count)
         self.full_param: Tensor = Tensor(
             template.shape,
             template.dtype,
@@ -115,10 +115,10 @@ class ParameterCoordinator:
     backward_modules: modules whose backward pass has begun and not ended.
     """
 
-    def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
+    def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, rank_count: int) -> None:
         self.meter: Meter = memory_meter
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = ranks
+        self.ranks: int = rank_count
         self.parameters: list[Parameter] = []
         self.modules: dict[Path, list[Parameter]] = {}
         self.by_tensor: dict[int, Parameter] = {}
@@ -186,8 +186,8 @@ class ParameterCoordinator:
         """Starts gathering the next parameters of the trace, up to the prefetch limit."""
         unfetched_count = sum(parameter.fetched < self.step for parameter in module_parameters)
         for _ in range(min(unfetched_count, len(self.queue))):
-            parameter, next_use = self.queue.popleft()
-            parameter.fetched = next_use
+            parameter, next_use_step = self.queue.popleft()
+            parameter.fetched = next_use_step
         element_limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
@@ -195,8 +195,8 @@ class ParameterCoordinator:
         prefetched_parameters: list[Parameter] = []
         element_count = 0
         while self.queue and element_count < element_limit:
-            parameter, next_use = self.queue.popleft()
-            parameter.fetched = max(parameter.fetched, next_use)
+            parameter, next_use_step = self.queue.popleft()
+            parameter.fetched = max(parameter.fetched, next_use_step)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
                 element_count += parameter.count

@@ -34,9 +34,9 @@ def weight_elements(weight: Tensor) -> int:
     return element_count
 
 
-def round_robin_order(parameters: Sequence[Item], ranks: int) -> list[Item]:
+def round_robin_order(parameters: Sequence[Item], rank_count: int) -> list[Item]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
-    return [parameter for rank in range(ranks) for parameter in parameters[rank::ranks]]
+    return [parameter for rank in range(rank_count) for parameter in parameters[rank::rank_count]]
 
 
 def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
@@ -55,9 +55,9 @@ def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligne
     return start_offsets, next_offset
 
 
-def padded_flat_size(element_count: int, ranks: int) -> int:
+def padded_flat_size(element_count: int, rank_count: int) -> int:
     """Returns the number of elements of the padded flat tensor."""
-    return -(-element_count // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
+    return -(-element_count // (ALIGNMENT * rank_count)) * ALIGNMENT * rank_count
 
 
 def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
@@ -104,5 +104,5 @@ def module_path_of(parameter_path: Path) -> Path:
 
 def _layer_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
-    index_positions = [i for i, part in enumerate(parameter_path) if type(part) is int]
+    index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

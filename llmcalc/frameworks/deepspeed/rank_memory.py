@@ -134,8 +134,8 @@ def _replay_on_allocator(
     rank_key = zero_setup.rank if training_run.differs_by_rank else None
     result_key = rank_key, cuda_runtime.has_expandable_segments
     if result_key in stored_runs:
-        replay_result, host_memory, replay_units = stored_runs[result_key]
-        EFFORT.units += replay_units  # a search ends where it would with each rank replayed
+        replay_result, host_memory, work_units = stored_runs[result_key]
+        EFFORT.units += work_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
     effort_before = EFFORT.units
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator

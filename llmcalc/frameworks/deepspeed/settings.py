@@ -107,7 +107,11 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{field_name: value for field_name, value in auto_values.items() if getattr(self, field_name) == "auto"},
+            **{
+                field_name: auto_value
+                for field_name, auto_value in auto_values.items()
+                if getattr(self, field_name) == "auto"
+            },
         )
 
     @property

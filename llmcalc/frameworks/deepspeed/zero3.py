@@ -98,7 +98,8 @@ class Stage3Run(ZeroRun):
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
-                host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
+                group_elements * FLOAT32.bytes + round_host_bytes(group_elements * FLOAT32.bytes)
+                for group_elements in group_sizes
             )
             memory_terms = [
                 MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE),
@@ -115,8 +116,8 @@ class Stage3Run(ZeroRun):
             shard_bytes = [
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
             ]
-            host_bytes = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
-            memory_terms.append(MemoryTerm("parameters", host_bytes, "source", SOURCE))
+            group_elements = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
+            memory_terms.append(MemoryTerm("parameters", group_elements, "source", SOURCE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
@@ -128,8 +129,10 @@ class Stage3Run(ZeroRun):
             with count_storages_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest_group = max(sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups)
-        gradient_buffer = Storage(memory_meter, largest_group * FLOAT32.bytes)  # initialize_optimizer_states
+        largest_group_elements = max(
+            sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups
+        )
+        gradient_buffer = Storage(memory_meter, largest_group_elements * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:

@@ -93,17 +93,19 @@ class PartitionedRun(ZeroRun):
     def prepare_training(self) -> None:
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        settings, ranks = self.settings, self.ranks
+        settings, rank_count = self.settings, self.ranks
         ordered_parameters = (
-            round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
+            round_robin_order(self.parameters, rank_count) if settings.round_robin_gradients else self.parameters
         )
         element_bytes, element_counts = self.dtype.bytes, [weight_elements(weight) for weight in ordered_parameters]
         start_offsets, flat_elements = aligned_offsets(element_counts, element_bytes, settings.parameter_alignment)
-        element_count = padded_flat_size(flat_elements, ranks)
-        self.partition_size: int = element_count // ranks
+        element_count = padded_flat_size(flat_elements, rank_count)
+        self.partition_size: int = element_count // rank_count
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(start_offset, elements, self.partition_size)
-            for weight, start_offset, elements in zip(ordered_parameters, start_offsets, element_counts, strict=True)
+            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
+            for weight, start_offset, parameter_elements in zip(
+                ordered_parameters, start_offsets, element_counts, strict=True
+            )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank

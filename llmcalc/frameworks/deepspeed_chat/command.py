@@ -41,16 +41,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         loss_name = _loss_of_command(source_file.name_in_errors, arguments)
         if loss_name == "rlhf":
             return _read_step3(reader, arguments, source_file)
-        plain_data = plain_arguments(arguments, reader, READ)
+        argument_values = plain_arguments(arguments, reader, READ)
         model_id = model_name(arguments.get("--model_name_or_path"))
-        reader.check_names(plain_data, READ, IGNORED)
+        reader.check_names(argument_values, READ, IGNORED)
         if not loss_name and "step1" not in source_file.name_in_errors:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _deepspeed_config(reader, plain_data), _other_settings(reader, plain_data)
+        config, settings = _deepspeed_config(reader, argument_values), _other_settings(reader, argument_values)
         if loss_name == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss_name:
-            settings |= _pair_settings(reader, plain_data, loss_name, config)
+            settings |= _pair_settings(reader, argument_values, loss_name, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
         return reader.launch("deepspeed", launch_settings, target=model_id)
 
@@ -81,11 +81,11 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     return next((loss_name for step_pattern, loss_name in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
 
 
-def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
     micro_batch = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
-        reader, loss, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
+        reader, loss_name, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
     if reader.flag(arguments, "offload_reference_model"):
         reader.frozen = None

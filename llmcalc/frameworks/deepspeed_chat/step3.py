@@ -46,20 +46,27 @@ OFF = {
 """Arguments that are modelled only if they are not set → why."""
 
 
-def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
+def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
     """Returns the step-1 arguments that describe the training of step 3's actor."""
-    reader.refuse_if_set(step3_data, OFF, "--")
-    accumulation_steps = reader.integer(step3_data, "gradient_accumulation_steps", 1)
+    reader.refuse_if_set(step3_arguments, OFF, "--")
+    accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
-        name: value for name, value in step3_data.items() if name in ("offload", "dtype", "only_optimize_lora")
+        argument_name: argument_value
+        for argument_name, argument_value in step3_arguments.items()
+        if argument_name in ("offload", "dtype", "only_optimize_lora")
     }
-    step1_table |= {OF_THE_ACTOR[name]: value for name, value in step3_data.items() if name in OF_THE_ACTOR}
+    step1_table |= {
+        OF_THE_ACTOR[argument_name]: argument_value
+        for argument_name, argument_value in step3_arguments.items()
+        if argument_name in OF_THE_ACTOR
+    }
     return {
         **step1_table,
-        "per_device_train_batch_size": reader.integer(step3_data, "per_device_training_batch_size", 16),
-        "zero_stage": reader.value(step3_data, "actor_zero_stage", 0),
-        "gradient_accumulation_steps": accumulation_steps * (2 if step3_data.get("unsupervised_dataset_name") else 1),
-        "max_seq_len": _sequence_length(reader, step3_data),
+        "per_device_train_batch_size": reader.integer(step3_arguments, "per_device_training_batch_size", 16),
+        "zero_stage": reader.value(step3_arguments, "actor_zero_stage", 0),
+        "gradient_accumulation_steps": accumulation_steps
+        * (2 if step3_arguments.get("unsupervised_dataset_name") else 1),
+        "max_seq_len": _sequence_length(reader, step3_arguments),
     }
 
 
@@ -70,8 +77,8 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
-def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
-    """Returns the critic, reference and reward models beside the actor. ranks: the number of devices."""
+def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
+    """Returns the critic, reference and reward models beside the actor. rank_count: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -79,19 +86,19 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     tokens = _sequence_length(reader, arguments)
     actor_stage = integer_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
     critic_stage = integer_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
-    parameters = _critic_parameters(reader, arguments)
+    critic_parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
         reference_model=AdditionalModel(
-            _offload_location(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
+            _offload_location(reader, arguments, "offload_reference_model"), ranks=rank_count if actor_stage == 3 else 1
         ),
         reward_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reward_model"),
-            ranks=ranks if critic_stage == 3 else 1,
-            parameters=parameters,
+            ranks=rank_count if critic_stage == 3 else 1,
+            parameters=critic_parameters,
         ),
         critic_location="device",
-        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(arguments, "offload")),
+        critic_bytes=_critic_bytes(critic_parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
         sequences=reader.integer(arguments, "per_device_generation_batch_size", 16),
         tokens=tokens,
         logit_tokens=tokens,
@@ -120,16 +127,16 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
         return 0
 
 
-def _critic_bytes(parameter_count: int, zero_stage: int, rank_count: int, offloads: bool) -> int:
+def _critic_bytes(parameter_count: int, zero_stage: int, rank_count: int, is_offloaded: bool) -> int:
     """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weight_bytes, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
     tensor_kinds = [
-        (weight_bytes, 3, offloads and zero_stage == 3),
-        (weight_bytes, 2, offloads),
-        (state_bytes, 1, offloads),
+        (weight_bytes, 3, is_offloaded and zero_stage == 3),
+        (weight_bytes, 2, is_offloaded),
+        (state_bytes, 1, is_offloaded),
     ]
     critic_bytes: int = sum(
         -(-parameter_count // (rank_count if zero_stage >= first_sharded_stage else 1)) * element_bytes

@@ -18,4 +18,6 @@ def stated_length(preset: Preset) -> int | None:
 
 def has_unknown_length(preset: Preset) -> bool:
     """Whether the context length is unknown: the model's class has `model_max_length`, and no config states it."""
-    return preset.config is None and any(name.startswith(MODEL_MAX_LENGTH) for name in architectures(preset))
+    return preset.config is None and any(
+        class_name.startswith(MODEL_MAX_LENGTH) for class_name in architectures(preset)
+    )

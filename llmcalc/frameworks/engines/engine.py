@@ -130,7 +130,11 @@ class EngineMemory:
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
+        return sum(
+            memory_term.bytes
+            for memory_term in self.terms
+            if memory_term.name == term_name and device in (None, memory_term.device)
+        )
 
 
 class EngineVersion(NamedTuple):
@@ -231,9 +235,9 @@ class Engine:
         replica_count = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
         return max(1, int(request_limit) // replica_count)
 
-    def default_context_note(self, context: int) -> str:
+    def default_context_note(self, context_tokens: int) -> str:
         """Writes that the engine has a context of so many tokens where `--seq` states none."""
-        return f"{self.title} has a context of {context:,} tokens here by default; --seq for another"
+        return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""
@@ -295,30 +299,33 @@ class Engine:
 
         return keyword_of(self.flags_by_option[option_name])
 
-    def flags_for_users(self, preset: Preset, flags: dict[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-        """Returns the flags for `users` sequences of `seq` tokens.
+    def flags_for_users(
+        self, preset: Preset, flags: dict[str, Any], user_count: int, seq: int | None
+    ) -> dict[str, Any]:
+        """Returns the flags for `user_count` sequences of `seq` tokens.
 
         Raises `InputError` if a flag also sets a length.
         """
         if self.serving_flags is not None:
-            serving_flags: dict[str, Any] = self.serving_flags(preset, flags, users, seq)
+            serving_flags: dict[str, Any] = self.serving_flags(preset, flags, user_count, seq)
             return serving_flags
         length_flag, length_field = self.flags_by_option["--seq"], self.field_of_option("--seq")
         if seq is not None and flags.get(length_field, seq) != seq:
             raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
         return flags | ({} if seq is None else {length_field: seq})
 
-    def flags_with_limit(self, flags: dict[str, Any], users: int) -> dict[str, Any]:
-        """Returns the flags with a limit of `users` sequences at once, unless they state another.
+    def flags_with_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
+        """Returns the flags with a limit of `user_count` sequences at once, unless they state another.
 
         Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
         """
         limit_field = self.field_of_option("--users")
-        users_of_rank = -(-users // flags.get("data_parallel_size", 1))
+        users_of_rank = -(-user_count // flags.get("data_parallel_size", 1))
         request_limit = flags.get(limit_field, users_of_rank)
         if request_limit < users_of_rank:
             raise InputError(
-                f"--users {users}: {self.spelling(limit_field)} says {request_limit}; expected at least {users_of_rank}"
+                f"--users {user_count}: {self.spelling(limit_field)} says {request_limit}; "
+                f"expected at least {users_of_rank}"
             )
         return flags | {limit_field: request_limit}
 
@@ -341,55 +348,76 @@ class Engine:
         return engine_memory
 
     def flag_changes_on(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+        self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[FlagChange]:
         """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
 
         A change is of a single flag; where none suffices, of the longest request that fits then too; where that does
         not either, the layout of the fewest devices that starts is the last one.
         """
-        changes: list[FlagChange] = []
+        flag_changes: list[FlagChange] = []
         tried_flags: list[Mapping[str, Any]] = []
-        for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, version, flags)):
+        for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, engine_version, flags)):
             try:
-                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
+                engine_memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
-            changes.append(
-                FlagChange(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices)
+            flag_changes.append(
+                FlagChange(
+                    typed_flag,
+                    engine_memory.kv_tokens,
+                    engine_memory.max_concurrency,
+                    engine_memory.starts,
+                    engine_memory.devices,
+                )
             )
             tried_flags.append({**flags, **changed_values})
-        if not any(flag_change.starts for flag_change in changes):
-            for change_number, (flag_change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
-                changes[change_number] = self._with_shorter_requests(
-                    preset, hardware, version, changed_flags, flag_change
+        if not any(flag_change.starts for flag_change in flag_changes):
+            for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
+                flag_changes[change_number] = self._with_shorter_requests(
+                    preset, hardware, engine_version, changed_flags, flag_change
                 )
-        if not any(flag_change.starts for flag_change in changes) and not self.shows_alternatives:
-            for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
-                if memory.starts and not layout_flags:  # it starts as it is
-                    return changes
-                if memory.starts:
+        if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
+            for layout_flags, engine_memory in self.layouts(
+                self.server(preset, hardware, engine_version, flags), MOST_DEVICES
+            ):
+                if engine_memory.starts and not layout_flags:  # it starts as it is
+                    return flag_changes
+                if engine_memory.starts:
                     typed_layout = " ".join(
                         f"{self.spelling(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
                     )
                     last_change = FlagChange(
-                        typed_layout, memory.kv_tokens, memory.max_concurrency, True, memory.devices
+                        typed_layout,
+                        engine_memory.kv_tokens,
+                        engine_memory.max_concurrency,
+                        True,
+                        engine_memory.devices,
                     )
-                    return [*changes, last_change]
-        return changes
+                    return [*flag_changes, last_change]
+        return flag_changes
 
     def _with_shorter_requests(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: FlagChange
+        self,
+        preset: Preset,
+        hardware: Hardware,
+        engine_version: EngineVersion,
+        flags: Mapping[str, Any],
+        flag_change: FlagChange,
     ) -> FlagChange:
         """Returns a flag change combined with the longest request limit that fits; unchanged if no limit fits."""
-        server = self.server(preset, hardware, version, flags)
-        if not change.kv_tokens:
-            return change
+        server = self.server(preset, hardware, engine_version, flags)
+        if not flag_change.kv_tokens:
+            return flag_change
         for typed_flag, changed_values in self.flag_changes(server):
             if typed_flag.startswith(self.spelling(server.length_field)):
-                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
-                if memory.starts:
+                engine_memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
+                if engine_memory.starts:
                     return FlagChange(
-                        f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True, memory.devices
+                        f"{flag_change.flag} {typed_flag}",
+                        engine_memory.kv_tokens,
+                        engine_memory.max_concurrency,
+                        True,
+                        engine_memory.devices,
                     )
-        return change
+        return flag_change

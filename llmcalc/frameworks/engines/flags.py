@@ -105,7 +105,8 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.kind)
         if self.kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
         if self.kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -135,7 +136,7 @@ class Flag(NamedTuple):
             for key, key_kind in self.key_kinds
             if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
         }
-        return {key: read_values.get(key, value) for key, value in flag_table.items() if key not in unset_keys}
+        return {key: read_values.get(key, key_value) for key, key_value in flag_table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.minimum <= checked_number <= self.maximum:
@@ -209,7 +210,11 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags of `memory_neutral_flags.toml` beside an engine's file: a text for each type of value."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
-    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in memory_neutral_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MOST_ITEMS = 10_000
@@ -260,7 +265,12 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
+    return {
+        spelling: flag
+        for flag in flags
+        for flag_name in flag.names
+        for spelling in (flag_name, with_hyphens(flag_name))
+    }
 
 
 def with_hyphens(argument: str) -> str:
@@ -294,11 +304,11 @@ def read_flag_values(
     flags: Sequence[Flag],
     typed_values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
-    other_ways: Mapping[str, str] = MappingProxyType({}),
+    alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags by Python keyword names, such as `max_model_len`.
 
-    renamed_flags, other_ways: as in `split_arguments`; default none.
+    renamed_flags, alternatives_by_flag: as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = flags_by_spelling(flags)
@@ -309,7 +319,7 @@ def read_flag_values(
         llmcalc_option = options_by_keyword.get(flag_name)
         if flag_name not in flags_by_keyword and llmcalc_option is not None:
             if flag_value is not None:
-                for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
+                for flag in (flags_by_name[engine_flag] for engine_flag in renamed_flags[llmcalc_option].split()):
                     field_values[flag.field_name] = flag.read_value(
                         _value_in_engine_form(llmcalc_option, flag, str(flag_value))
                     )
@@ -318,7 +328,7 @@ def read_flag_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, other_ways)
+            raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, alternatives_by_flag)
         flag = flags_by_keyword[flag_name]
         needs_value = flag.kind in VALUE_KINDS and not (
             flag.value_if_bare or flag.off_spellings or flag.refusal_reason or flag.is_memory_neutral
@@ -326,7 +336,11 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
+    return {
+        field_name: field_value
+        for field_name, field_value in field_values.items()
+        if not _is_memory_neutral_field(flags, field_name)
+    }
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
@@ -335,7 +349,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     `--pp` and the like are short for `--pp-size`.
     """
     typed_flag = with_hyphens(flag_name)
-    equivalents = [spelling for group in SAME_MEANING if typed_flag in group for spelling in group]
+    equivalents = [spelling for synonyms in SAME_MEANING if typed_flag in synonyms for spelling in synonyms]
     equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
@@ -426,7 +440,7 @@ def split_arguments(
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
     unknown_flags: dict[str, str] | None = None,
-    other_ways: Mapping[str, str] = MappingProxyType({}),
+    alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
@@ -434,7 +448,7 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown_flags: takes the reasons of unknown flags, by their names; None (default) to raise.
-    other_ways: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
+    alternatives_by_flag: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
     Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
     behind a flag that takes none.
     """
@@ -469,7 +483,7 @@ def split_arguments(
         # a name of llmcalc's option, such as --gpu, is no shortened flag
         matched_flag = (
             None
-            if flag is None and other_ways.get(option_name) in other_arguments
+            if flag is None and alternatives_by_flag.get(option_name) in other_arguments
             else find_flag(flags_by_name, option_name)
         )
         switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option_name)
@@ -489,7 +503,7 @@ def split_arguments(
             suggestion = suggest(with_hyphens(option_name), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
-                raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, other_ways)
+                raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, alternatives_by_flag)
             unknown_flags[option_name] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
@@ -504,8 +518,8 @@ def split_arguments(
             raise InputError(
                 f"{option_name} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
                 + (
-                    f"expected {other_ways[option_name]}"
-                    if option_name in other_ways
+                    f"expected {alternatives_by_flag[option_name]}"
+                    if option_name in alternatives_by_flag
                     else f"remove {argument_queue[0]}"
                 )
             )

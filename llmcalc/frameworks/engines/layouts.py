@@ -17,7 +17,7 @@ def layouts_of(
     server: Server,
     memory_function: Callable[[Server], EngineMemory],
     device_limit: int,
-    tensor_limit: int = 8,
+    tp_limit: int = 8,
     allows_stages: bool = True,
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields the flags and the memory of each layout, fewest devices first; sizes that the user typed do not change.
@@ -26,14 +26,14 @@ def layouts_of(
     it leaves room for a cache: they divide caches of which every rank of tensor parallelism has a copy.
 
     memory_function: server → its memory. device_limit: the largest number of devices.
-    tensor_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
+    tp_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     """
     tp_field, pp_field = server.layout_fields[:2]
     tp_size, typed_stage_count = server.flags.get(tp_field), server.flags.get(pp_field)
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in [tp_size] if tp_size else [degree for degree in powers_of_two[::-1] if degree <= tensor_limit]:
+    for tp in [tp_size] if tp_size else [degree for degree in powers_of_two[::-1] if degree <= tp_limit]:
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
             if tp * pp * data_parallel_ranks <= device_limit:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))

@@ -220,21 +220,23 @@ class EngineRank:
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.expert_tp > 1:
                 return self._bytes_with_divided_blocks()
-            self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
+            self._weight_bytes_of(
+                self.preset.model, self.scheme
+            )  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"{self._dividing_options}: of a rank's weights in {scheme_title}, {error.reason}; expected "
-                f"{self._smaller_options}, or another scheme{self._size_remark}"
+                f"{self._dividing_options_text}: of a rank's weights in {scheme_title}, {error.reason}; expected "
+                f"{self._smaller_options_text}, or another scheme{self._size_remark}"
             ) from None
 
     @property
-    def _dividing_options(self) -> str:
+    def _dividing_options_text(self) -> str:
         """The options of the layout that divide matrices, as the beginning of error messages."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
-    def _smaller_options(self) -> str:
+    def _smaller_options_text(self) -> str:
         """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
@@ -261,11 +263,11 @@ class EngineRank:
         included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies=True):
+        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies_only=True):
             whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
+        for weight in weight_tensors_of(model.tree(), included_parts, first_copies_only=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             is_unchecked_projection = (
                 weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
@@ -277,18 +279,22 @@ class EngineRank:
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide, " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
-                    f"{self._dividing_options}: of a rank's weights in {self.scheme or 'the published format'}, "
+                    f"{self._dividing_options_text}: of a rank's weights in {self.scheme or 'the published format'}, "
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected "
-                    f"{self._smaller_options}, {remedy}or another scheme"
+                    f"{self._smaller_options_text}, {remedy}or another scheme"
                 )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
-        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of(full_model, self.scheme)
-        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.expert_tp * self.layout.pp)
+        quantization_savings = self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(
+            full_model, self.scheme
+        )
+        return self._weight_bytes_of(self.model, "none") - quantization_savings // (
+            self.layout.expert_tp * self.layout.pp
+        )
 
-    def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
+    def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 
@@ -314,7 +320,8 @@ class EngineRank:
         memory_use = self.memory_use
         if memory_use.quantized_size is not None:
             return {
-                name: int(stored_bytes.total) for name, stored_bytes in memory_use.quantized_size.by_component.items()
+                component_name: int(stored_bytes.total)
+                for component_name, stored_bytes in memory_use.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, memory_use.dtype))
@@ -407,7 +414,7 @@ class EngineRank:
         format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         conv_kernels = {
-            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
+            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_state_tokens(mixer))
         }
         kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
@@ -467,9 +474,13 @@ class EngineRank:
         return projection_elements // self.layout.pp
 
 
-def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
+def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model with its number of layers."""
-    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+    return [
+        (mixer, layer_count)
+        for mixer, layer_count in mixers(engine_rank.preset.model)
+        if isinstance(mixer, CompressedAttention)
+    ]
 
 
 def compressed_key_bytes(mixer: CompressedAttention) -> int:
@@ -486,7 +497,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
                 yield mixer, layer_count
 
 
-def _convolution_tokens(layer_part: Any) -> int:
+def _convolution_state_tokens(layer_part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
@@ -520,7 +531,9 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {name: tower for name, tower in model.towers.items() if "audio" not in name}
+        towers_without_audio = {
+            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
+        }
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:

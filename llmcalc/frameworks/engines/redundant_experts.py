@@ -7,7 +7,7 @@ from ...parallel.search import routed_experts
 from .rank import EngineRank
 
 
-def redundant_expert_bytes(rank: EngineRank, copy_count: int, rank_count: int, flag_name: str) -> int:
+def redundant_expert_bytes(engine_rank: EngineRank, copy_count: int, rank_count: int, flag_name: str) -> int:
     """Returns the bytes of a rank's copies of experts.
 
     copy_count: copies in a layer, which the ranks divide with the experts. rank_count: these ranks.
@@ -16,7 +16,7 @@ def redundant_expert_bytes(rank: EngineRank, copy_count: int, rank_count: int, f
     """
     if not copy_count:
         return 0
-    expert_count = routed_experts(rank.preset.model)
+    expert_count = routed_experts(engine_rank.preset.model)
     if not expert_count:
         raise InputError(f"{flag_name}: the model has no experts; remove the flag")
     if (expert_count + copy_count) % rank_count:
@@ -24,4 +24,4 @@ def redundant_expert_bytes(rank: EngineRank, copy_count: int, rank_count: int, f
             f"{flag_name} {copy_count}: {rank_count} ranks do not divide {expert_count} experts and {copy_count} "
             f"copies; expected {-(-(expert_count + copy_count) // rank_count) * rank_count - expert_count} copies"
         )
-    return rank.weights_by_component.get("experts", 0) * copy_count // expert_count
+    return engine_rank.weights_by_component.get("experts", 0) * copy_count // expert_count

@@ -71,13 +71,13 @@ class EngineServer:
                 "expected another model, or kv without an engine"
             )
 
-    def check_kernels(self, rank: EngineRank) -> None:
+    def check_kernels(self, engine_rank: EngineRank) -> None:
         """Raises `MissingKernels` if the version has no kernels on the accelerator for weights, cache or attention.
 
-        Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank. Raises `InputError` for
+        Of accelerators other than NVIDIA's nothing is known. engine_rank: the model on a rank. Raises `InputError` for
         quantized weights in float32, which engines refuse (`get_supported_act_dtypes` of vLLM and SGLang).
         """
-        if self.dtype == "float32" and rank.weight_kernels:
+        if self.dtype == "float32" and engine_rank.weight_kernels:
             raise InputError(
                 "--dtype float32: quantized weights are multiplied in 16 bits; expected float16 or bfloat16"
             )
@@ -86,7 +86,7 @@ class EngineServer:
             return
         serving_engine = engine(self.name)
         missing_kernels = serving_engine.rules().missing_kernels(float(compute_capability), self.version_numbers)
-        used_kernels = self.used_kernels(rank) if missing_kernels else frozenset()
+        used_kernels = self.used_kernels(engine_rank) if missing_kernels else frozenset()
         for missing_capability in missing_kernels:
             if missing_capability.kernels in used_kernels:
                 accelerator_name = self.hardware.name or self.hardware.title
@@ -97,12 +97,12 @@ class EngineServer:
                     f"{compute_capability}; expected another accelerator{missing_capability.remedy}"
                 )
 
-    def used_kernels(self, rank: EngineRank) -> frozenset[str]:
+    def used_kernels(self, engine_rank: EngineRank) -> frozenset[str]:
         """Returns the kernels for the server's weights, cache and attention, as in `MinimumCapability.kernels`."""
-        used_kernels = set(rank.weight_kernels)
+        used_kernels = set(engine_rank.weight_kernels)
         if self.cached_element_bytes == 1:
-            used_kernels.add("fp8 latents" if rank.up_projection_size else "fp8 cache")
-        if rank.has_latent_selection:
+            used_kernels.add("fp8 latents" if engine_rank.up_projection_size else "fp8 cache")
+        if engine_rank.has_latent_selection:
             used_kernels.add("sparse attention")
         return frozenset(used_kernels)
 
@@ -123,10 +123,10 @@ class EngineServer:
     @property
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
-        dtype_word = self.flags.get("dtype", "auto")
-        if dtype_word == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
+        dtype_name = self.flags.get("dtype", "auto")
+        if dtype_name == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
             return "bfloat16"
-        dtype = DTYPE_WORDS.get(dtype_word, dtype_word)
+        dtype = DTYPE_WORDS.get(dtype_name, dtype_name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
     @property
@@ -157,15 +157,17 @@ class EngineServer:
             )
         stages_text = self.flags.get(self.stages_variable)
         if stages_text is not None:
-            return self._stated_stages(str(stages_text), layer_count)
+            return self._stated_stage_layers(str(stages_text), layer_count)
         layers_per_stage = [layer_count // self.pp] * self.pp
         for stage_number in list(stage_order)[: layer_count % self.pp]:
             layers_per_stage[stage_number] += 1
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
-    def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
+    def _stated_stage_layers(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
         """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
-        stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
+        stated_layers = [
+            int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)
+        ]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
                 f"{self.stages_variable}={short_repr(stages_text)}: expected the layers of each stage, such as 16,32"
@@ -200,21 +202,22 @@ class EngineServer:
         )
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
-    def scheme_of(self, scheme_word: str, schemes_by_word: Mapping[str, str]) -> str | None:
+    def scheme_of(self, quantization_method: str, schemes_by_method: Mapping[str, str]) -> str | None:
         """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
 
-        scheme_word: the flag's value. schemes_by_word: value → scheme of a checkpoint that states none.
+        quantization_method: the flag's value. schemes_by_method: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        if scheme_word == "none" or self.preset.has_quantized_weights:
+        if quantization_method == "none" or self.preset.has_quantized_weights:
             return None
-        if scheme_word not in schemes_by_word:
+        if quantization_method not in schemes_by_method:
             raise InputError(
-                f"--quantization {scheme_word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
+                f"--quantization {quantization_method}: the checkpoint does not say its scheme; "
+                "expected --quantize SCHEME too"
             )
-        return schemes_by_word[scheme_word]
+        return schemes_by_method[quantization_method]
 
     @property
     def longest_request(self) -> int:
@@ -238,9 +241,9 @@ class EngineServer:
     @property
     def missing_variable(self) -> str:
         """The environment variable without which the engine refuses requests this long; empty if it takes them."""
-        is_allowed = self.flags.get(self.long_request_variable) in (1, "1", "true")
-        is_longer = self.longest_length is not None and self.longest_request > self.longest_length
-        return self.long_request_variable if is_longer and not is_allowed else ""
+        allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
+        exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
+        return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
 
     @property
     def long_request_note(self) -> str:
@@ -271,7 +274,9 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """The effective value of each flag by name, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
+        return {
+            flag_name: flag_value for flag_name, flag_value in effective_values.items() if flag_name != RECEIPT_FIELD
+        }
 
     @cached_property
     def logged_terms(self) -> dict[str, int]:

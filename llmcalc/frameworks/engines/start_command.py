@@ -25,12 +25,12 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`; those without dashes are
     environment variables, which precede the command.
     """
-    draft_or_model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
+    model_hub_id, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
     if quantize is not None and preset.has_quantized_weights:
         return None  # an engine applies a scheme to plain weights alone
-    if draft_or_model is None or scheme_flags is None or not engine.start_words:
+    if model_hub_id is None or scheme_flags is None or not engine.start_words:
         return None
-    hub_repository, _, hub_revision = draft_or_model.partition("@")
+    hub_repository, _, hub_revision = model_hub_id.partition("@")
     variable_assignments: list[str] = []
     command_words = [*engine.start_words, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
     try:
@@ -53,7 +53,7 @@ def _typed_value(flag_value: Any) -> str:
 
 
 def _draft_hub_id(draft_model: Preset) -> str:
-    model = hub_id(draft_model)
-    if model is None:
+    draft_hub_id = hub_id(draft_model)
+    if draft_hub_id is None:
         raise LookupError
-    return model
+    return draft_hub_id

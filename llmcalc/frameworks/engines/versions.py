@@ -82,10 +82,14 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 
 def measured_context(
-    measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, devices: int
+    measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, device_count: int
 ) -> MeasuredCudaContext:
-    """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
+    """Returns the CUDA context measured with `device_count` ranks, preferably on the accelerator's type of link."""
+    matching_rows = [
+        measured_row
+        for measured_row in measured_rows
+        if measured_row.devices <= device_count and has_link(hardware, measured_row.link)
+    ]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
@@ -146,12 +150,12 @@ class MinimumCapability(VersionRange):
     @property
     def kernel_purpose(self) -> str:
         """The weights, cache or attention that the kernels compute with, in words."""
-        use_texts = {
+        purpose_texts = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",
             "sparse attention": "attention with an indexer",
         }
-        return use_texts.get(self.kernels, f"weights in {self.kernels}")
+        return purpose_texts.get(self.kernels, f"weights in {self.kernels}")
 
     @property
     def remedy(self) -> str:
@@ -223,7 +227,9 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "

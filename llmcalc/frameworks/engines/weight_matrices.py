@@ -26,17 +26,17 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 """Name of a projection → the name of the matrix that it is a part of."""
 
 
-def segment_remainders(rank: EngineRank) -> Counter[int]:
+def segment_remainders(engine_rank: EngineRank) -> Counter[int]:
     """Returns the unused bytes of a large weight matrix's allocator segment → number of such segments.
 
     Empty if the sizes on ranks are not known, because they divide blocks with one scale.
     """
     matrix_bytes: Counter[tuple[str, str, str]] = Counter()
     try:
-        for weight_tensor, stored_bytes in _stored_tensors(rank):
-            module_path, _, name = weight_tensor.path.rpartition(".")
+        for weight_tensor, stored_bytes in _stored_tensors(engine_rank):
+            module_path, _, matrix_name = weight_tensor.path.rpartition(".")
             if weight_tensor.tensor.role != "vector":
-                matrix_key = module_path, FUSED_MATRICES.get(name, name), weight_tensor.tensor.role
+                matrix_key = module_path, FUSED_MATRICES.get(matrix_name, matrix_name), weight_tensor.tensor.role
                 matrix_bytes[matrix_key] += int(stored_bytes.weights) + int(stored_bytes.unconverted)
     except IndivisibleMatrix:
         return Counter()
@@ -44,23 +44,23 @@ def segment_remainders(rank: EngineRank) -> Counter[int]:
     return Counter(-stored_bytes % SEGMENT_ROUNDING for stored_bytes in large_matrices)
 
 
-def unsplit_bytes(rank: EngineRank) -> int:
+def unsplit_bytes(engine_rank: EngineRank) -> int:
     """Returns the remainders of segments that torch's allocator does not split off, and so counts as allocated."""
     return sum(
         remainder_bytes * segment_count
-        for remainder_bytes, segment_count in segment_remainders(rank).items()
+        for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
         if remainder_bytes <= MOST_UNSPLIT_BYTES
     )
 
 
-def _stored_tensors(rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
+def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
     """Yields the tensors of the rank's text model and the bytes of each."""
-    included_parts = included_part_names(rank.with_mtp, with_towers=False)
-    weight_format = rank.memory_use.dtype
-    if rank.quantization is None:
-        for weight_tensor in weight_tensors_of(rank.model.tree(), included_parts):
+    included_parts = included_part_names(engine_rank.with_mtp, with_towers=False)
+    weight_format = engine_rank.memory_use.dtype
+    if engine_rank.quantization is None:
+        for weight_tensor in weight_tensors_of(engine_rank.model.tree(), included_parts):
             yield weight_tensor, unquantized_bytes(weight_tensor.tensor.size, weight_format)
         return
-    checkpoint = rank.preset.checkpoint
-    module_names = None if checkpoint is None else checkpoint.names(rank.model.tree(), rank.model.kind)
-    yield from stored_tensors(rank.model, rank.quantization, weight_format, included_parts, module_names)
+    checkpoint = engine_rank.preset.checkpoint
+    module_names = None if checkpoint is None else checkpoint.names(engine_rank.model.tree(), engine_rank.model.kind)
+    yield from stored_tensors(engine_rank.model, engine_rank.quantization, weight_format, included_parts, module_names)

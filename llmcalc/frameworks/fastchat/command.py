@@ -102,7 +102,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
     training_script = SCRIPTS[script_name]
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in IGNORED]
-    trainer_table = {name: value for name, value in config.items() if name not in IGNORED and name not in READ}
+    trainer_table = {
+        argument_name: argument_value
+        for argument_name, argument_value in config.items()
+        if argument_name not in IGNORED and argument_name not in READ
+    }
     trainer_table.pop("model_name_or_path", None)
     trainer_table["max_length"] = reader.integer(config, "model_max_length", LENGTHS.get(script_name, 512))
     if (

@@ -23,11 +23,11 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     parameter_bytes = bytes_per_parameter(memory_estimate)
     if memory_use.has_master_weights:
         master_weight_bytes = memory_use.master_weights / parameter_count
-        optimizer_states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
+        optimizer_state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
         parameter_bytes = BytesPerParameter(
             master_weight_bytes,
             master_weight_bytes,
-            (memory_use.weights + memory_use.gradients + optimizer_states) / parameter_count - master_weight_bytes,
+            (memory_use.weights + memory_use.gradients + optimizer_state_bytes) / parameter_count - master_weight_bytes,
         )
     compute_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config)
     shard_dtype = FLOAT32.name if training_config.has_master_weights else training_config.dtype
@@ -49,7 +49,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
 def transient_bytes(
     optimizer_step: OptimizerStepBytes,
     element_bytes: int,
-    shard_width: int,
+    shard_element_bytes: int,
     trained_share: float,
     splits_head: bool,
     keeps_last_layer: bool,
@@ -60,7 +60,7 @@ def transient_bytes(
     """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
 
     element_bytes: bytes of an element of gathered parameters and of gradients.
-    shard_width: bytes of an element of a shard.
+    shard_element_bytes: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
     splits_head: whether embedding and head are separate groups.
     keeps_last_layer: `keeps_last_layer_gathered` of `FsdpSettings`.
@@ -77,43 +77,47 @@ def transient_bytes(
 
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=True)
     outer_parameters = sum(stage.outside_layers for stage in stage_parameters)
-    layer_size = max(stage.largest_layer for stage in stage_parameters)
+    layer_elements = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
-        largest_group = outer_parameters // 2 if splits_head else outer_parameters
-        gathered_bytes = element_bytes * (2 * layer_size + (0 if splits_head else outer_parameters))
-        reduce_bytes = trained_share * (element_bytes + fp32_bytes) * largest_group
-        head_gradient_bytes = trained_share * fp32_bytes * largest_group if splits_head else 0
+        largest_group_elements = outer_parameters // 2 if splits_head else outer_parameters
+        gathered_bytes = element_bytes * (2 * layer_elements + (0 if splits_head else outer_parameters))
+        reduce_bytes = trained_share * (element_bytes + fp32_bytes) * largest_group_elements
+        head_gradient_bytes = trained_share * fp32_bytes * largest_group_elements if splits_head else 0
         bytes_before_head = (
-            element_bytes * (layer_size * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes
+            element_bytes * (layer_elements * (1 + keeps_last_layer) + 2 * largest_group_elements) - gathered_bytes
             if splits_head
             else 0
         )
         bytes_after_head = (
-            round(reduce_bytes + head_gradient_bytes / layout.shards) + element_bytes * layer_size - gathered_bytes
+            round(reduce_bytes + head_gradient_bytes / layout.shards) + element_bytes * layer_elements - gathered_bytes
             if splits_head
             else 0
         )
         return TransientBytes(
             during_passes=gathered_bytes,
-            around_loss=element_bytes * (layer_size * keeps_last_layer + largest_group) - gathered_bytes,
-            outside_layers=element_bytes * (layer_size + largest_group) - gathered_bytes,
-            before_head=max(element_bytes * layer_size, bytes_before_head),
+            around_loss=element_bytes * (layer_elements * keeps_last_layer + largest_group_elements) - gathered_bytes,
+            outside_layers=element_bytes * (layer_elements + largest_group_elements) - gathered_bytes,
+            before_head=max(element_bytes * layer_elements, bytes_before_head),
             after_head=bytes_after_head,
-            forward_start=2 * element_bytes * (largest_group if splits_head else outer_parameters + layer_size),
-            in_layer_backward=round(trained_share * element_bytes * layer_size),
-            from_previous_layer=round(trained_share * fp32_bytes * layer_size),
+            forward_start=2
+            * element_bytes
+            * (largest_group_elements if splits_head else outer_parameters + layer_elements),
+            in_layer_backward=round(trained_share * element_bytes * layer_elements),
+            from_previous_layer=round(trained_share * fp32_bytes * layer_elements),
             from_head=round(head_gradient_bytes),
-            gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduce_bytes)),
+            gradient_reduction=round(max(element_bytes * largest_group_elements * (1 + trained_share), reduce_bytes)),
             optimizer_step=step_bytes,
         )
     totals_by_stage = [stage.total for stage in stage_parameters]
     parameter_count = sum(totals_by_stage)
-    gathered_bytes = element_bytes * (outer_parameters + 2 * layer_size)
+    gathered_bytes = element_bytes * (outer_parameters + 2 * layer_elements)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
     unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
-    gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_width / layout.shards))
-    reduced_gradient_bytes = round(trained_share * outer_parameters * (fp32_bytes + shard_width / layout.shards))
+    gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_element_bytes / layout.shards))
+    reduced_gradient_bytes = round(
+        trained_share * outer_parameters * (fp32_bytes + shard_element_bytes / layout.shards)
+    )
     return TransientBytes(
         during_passes=gradient_bytes + (gathered_bytes if layout.reshard else unsharded_bytes),
         backward_end=gradient_bytes + unsharded_bytes,

@@ -103,7 +103,9 @@ class FsdpProfile(RingAttentionKernels):
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
         self.in_head: list[str] = [
-            scope.name for scope in program.root.items if isinstance(scope, ModuleScope) and scope.name in IN_HEAD
+            module_scope.name
+            for module_scope in program.root.items
+            if isinstance(module_scope, ModuleScope) and module_scope.name in IN_HEAD
         ]
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
@@ -111,9 +113,9 @@ class FsdpProfile(RingAttentionKernels):
         assert self.traffic is not None
         sharding = self.traffic.sharding
         if parameter_key in self.buffers:
-            shard_format = sharding.frozen_dtype or sharding.dtype
+            shard_dtype = sharding.frozen_dtype or sharding.dtype
             return empty(
-                self.graph.meter, template.shape, shard_format if template.dtype is self.dtype else template.dtype
+                self.graph.meter, template.shape, shard_dtype if template.dtype is self.dtype else template.dtype
             )
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
@@ -132,7 +134,7 @@ class FsdpProfile(RingAttentionKernels):
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
-    def _new_quantised_weight(self, group_name: str, row_count: Number, columns: Number) -> Tensor:
+    def _new_quantized_weight(self, group_name: str, row_count: Number, column_count: Number) -> Tensor:
         """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales. torchao's scales are
@@ -140,14 +142,14 @@ class FsdpProfile(RingAttentionKernels):
         """
         assert self.adapters is not None
         if self.adapters.library == "torchtune":
-            stored_bytes = self.adapters.stored_bytes(row_count, columns)
+            stored_bytes = self.adapters.stored_bytes(row_count, column_count)
             return self.parameter((*self.module_path(), f"{group_name}.weight"), (stored_bytes,), UINT8, trained=False)
-        code_bytes = ceil_div(row_count * columns, 2)
+        code_bytes = ceil_div(row_count * column_count, 2)
         weight_path = (*self.module_path(), f"{group_name}.weight")
         scales_path = (*weight_path[:-1], f"{group_name}.quant_state")
         self.buffers.add(scales_path)
         self.parameter(
-            scales_path, (self.adapters.stored_bytes(row_count, columns) - code_bytes,), UINT8, trained=False
+            scales_path, (self.adapters.stored_bytes(row_count, column_count) - code_bytes,), UINT8, trained=False
         )
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
@@ -362,7 +364,9 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (item for scope in layers for item in scope.items if isinstance(item, ModuleScope))
+    submodules = (
+        scope_item for layer_scope in layers for scope_item in layer_scope.items if isinstance(scope_item, ModuleScope)
+    )
     return frozenset(scope_item.name for scope_item in submodules if scope_item.node_fields.get("kind") == "norm")
 
 
@@ -383,11 +387,17 @@ def module_order_key(
         module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
     def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
-        layer_index = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
-        is_late = (
+        layer_index = next(
+            (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
+        )
+        is_layer_norm = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )
-        return is_late, module_positions[_module_path_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
+        return (
+            is_layer_norm,
+            module_positions[_module_path_of(parameter.path)],
+            str(parameter.path[-1]).endswith("bias"),
+        )
 
     return position_in_module_order
 

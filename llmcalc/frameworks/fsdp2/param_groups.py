@@ -279,16 +279,16 @@ class ParamGroup:
         """Bytes that each rank contributes to the FSDP group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def step_collectives(self, microbatches: int, reduce_passes: int) -> Iterator[Collective]:
-        """Yields the group's collectives in a step. reduce_passes: number of backward passes that reduce gradients."""
+    def step_collectives(self, microbatches: int, reduction_count: int) -> Iterator[Collective]:
+        """Yields the group's collectives in a step. reduction_count: backward passes that reduce gradients."""
         sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shard_count > 1:
-            for backward in (False, True) if self.reshards else (False,):
+            for is_backward in (False, True) if self.reshards else (False,):
                 yield Collective(
-                    self.name, "all_gather", "dp", sharding.shard_count, backward, gathered_bytes, microbatches
+                    self.name, "all_gather", "dp", sharding.shard_count, is_backward, gathered_bytes, microbatches
                 )
         if sharding.shard_count > 1 and trained_elements:
             yield Collective(
@@ -298,14 +298,16 @@ class ParamGroup:
                 sharding.shard_count,
                 True,
                 reduced_bytes * sharding.shard_count,
-                reduce_passes,
+                reduction_count,
             )
         if sharding.replicas > 1 and trained_elements:
-            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduce_passes)
-        gradient_dtype = sharding.gathered_dtype if reduce_passes == microbatches else sharding.reduce_dtype
+            yield Collective(
+                self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduction_count
+            )
+        gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduce_passes)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduction_count)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -502,9 +504,11 @@ class ParamGroup:
             self.traffic.collectives.append(self._tensor_all_reduce(summed_gradient.bytes))
         return summed_gradient
 
-    def _tensor_all_reduce(self, nbytes: Number, repetitions: int = 1) -> Collective:
+    def _tensor_all_reduce(self, nbytes: Number, repetition_count: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetitions)
+        return Collective(
+            self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetition_count
+        )
 
     def _foreach_reduce(
         self, gradient_params: Sequence[Parameter], unsharded_grads: list[Tensor]
@@ -532,9 +536,9 @@ class ParamGroup:
         ):
             reduce_output = Storage(comm.meter, buffer_bytes)
             if sharding.shard_count > 1:
-                whole_bytes = buffer_bytes * sharding.shard_count
+                unsharded_bytes = buffer_bytes * sharding.shard_count
                 comm.collectives.append(
-                    Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, whole_bytes)
+                    Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, unsharded_bytes)
                 )
             if sharding.replicas > 1:
                 comm.collectives.append(

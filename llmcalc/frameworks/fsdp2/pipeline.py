@@ -96,9 +96,9 @@ class ShardedChunk(ModelChunk):
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp_settings.outer_keys and (
-            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
+            refusal_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
         ):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp_settings.outer_keys)
         self.gathers: bool = False
         self.schedule_settings = sharded_setup.schedule_settings
@@ -107,7 +107,9 @@ class ShardedChunk(ModelChunk):
 
     def gathered_parameters(self) -> list[Parameter]:
         """Returns the gathered parameters of all groups."""
-        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
+        return [
+            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
+        ]
 
     def set_up(self) -> None:
         """Creates the shards of the parameters."""
@@ -117,10 +119,10 @@ class ShardedChunk(ModelChunk):
     def _initialize_stage(self) -> None:
         """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
         if self.schedule_settings.infers_shapes:
-            self._shape_inference()
+            self._infer_shapes()
         super()._initialize_stage()
 
-    def _shape_inference(self) -> None:
+    def _infer_shapes(self) -> None:
         """Runs a forward pass without autograd, on zeros instead of a received input."""
         with self.graph.no_grad():
             self.next_batch()

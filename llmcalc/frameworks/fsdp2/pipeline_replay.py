@@ -81,12 +81,16 @@ class SchedulePasses(PassCounter):
             previous_state if pass_number > self.starts[chunk_index] else "",
         )
 
-    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
+    def next_backward(self, chunk_index: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass, and returns the pass's key (equal for passes with equal memory events) and id."""
-        pass_number = self.backwards[chunk]
-        self.backwards[chunk] += 1
-        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        return (chunk, "B", self._schedule_position(chunk, pass_number), next_state), (chunk, "B", pass_number)
+        pass_number = self.backwards[chunk_index]
+        self.backwards[chunk_index] += 1
+        next_state = "begun" if self.forwards[chunk_index] > pass_number + 1 else "alone"
+        return (chunk_index, "B", self._schedule_position(chunk_index, pass_number), next_state), (
+            chunk_index,
+            "B",
+            pass_number,
+        )
 
 
 class RecordedSchedule(SchedulePasses, PassRecorder):
@@ -187,42 +191,44 @@ class ReplayedRank(ShardedRank):
 
 @without_garbage_collection()
 def replay_stage(
-    fsdp_setup: ShardedSetup, expandable_segments: bool, recorded_ranks: Rehearsals
+    fsdp_setup: ShardedSetup, uses_expandable_segments: bool, recorded_ranks: Rehearsals
 ) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
-    expandable_segments: whether the allocator has expandable segments.
+    uses_expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
     layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules_per_step
     microbatches_per_schedule = fsdp_setup.training_config.microbatches // schedule_count
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
-    if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
+    replayed_rank = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
+    if sum(len(model_chunk.stage.layers) for model_chunk in replayed_rank.chunks) > MANY:
         return None
-    training_run.set_up()
-    parameters = [model_chunk.gathered_parameters() for model_chunk in training_run.chunks]
-    shard_shapes = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
+    replayed_rank.set_up()
+    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in replayed_rank.chunks]
+    shard_shapes = tuple(
+        parameter.shard.shape for chunk_parameters in parameters_by_chunk for parameter in chunk_parameters
+    )
     rank_coordinates = layout.coordinates(fsdp_setup.rank)
-    cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(training_run))
+    cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(replayed_rank))
     if cache_key not in recorded_ranks:
-        recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
+        recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, replayed_rank.chunks)
     recorded_rank = recorded_ranks[cache_key]
     if recorded_rank.pass_traces is None:
         return None
-    steps_key = rank_coordinates.pp, expandable_segments
+    steps_key = rank_coordinates.pp, uses_expandable_segments
     if steps_key in recorded_rank.replay_results:
         return recorded_rank.replay_results[steps_key]
     microbatch_count = schedule_count * micro_batches_on_allocator(
-        layout, training_run.chunks, microbatches_per_schedule
+        layout, replayed_rank.chunks, microbatches_per_schedule
     )
     try:
-        _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
+        _replay_recorded(replayed_rank, memory_meter, recorded_rank, recorded_rank.pass_traces)
         if microbatch_count == fsdp_setup.training_config.microbatches:
-            replay_result = replay_steps_on_allocator(training_run, memory_meter, expandable_segments)
+            replay_result = replay_steps_on_allocator(replayed_rank, memory_meter, uses_expandable_segments)
         else:
             shorter_setup = replace(
                 fsdp_setup, training_config=replace(fsdp_setup.training_config, microbatches=microbatch_count)
@@ -231,7 +237,7 @@ def replay_stage(
             shorter_run.set_up()
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             replay_result = replay_shorter_on_allocator(
-                (training_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, microbatch_count
+                (replayed_rank, memory_meter), (shorter_run, shorter_meter), uses_expandable_segments, microbatch_count
             )
     except NotRepeatingError:
         return None
@@ -246,46 +252,48 @@ def _replay_recorded(
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
-    parameters = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    pass_player = ReplayedPasses(
-        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
+    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
+    replayed_passes = ReplayedPasses(
+        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
     )
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = pass_player
+        model_chunk.passes = replayed_passes
 
 
 def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
-    stacks = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
-    is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
-    for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
+    stacks_by_chunk = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
+    is_shortened = (
+        any(stacks_by_chunk) and model_chunks[0].fsdp.prefetch <= 1
+    )  # else the first and the last layers gather fewer
+    for stacks_to_shorten in ([stacks_by_chunk] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
-            pass_traces = _recorded_traces(sharded_setup, model_chunks, stacks_to_shorten)
+            pass_traces = _record_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
         except NotRepeatingError:
             continue
     return RecordedRank(pass_traces, first_layer_indices, ())
 
 
-def _recorded_traces(
-    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
+def _record_traces(
+    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks_by_chunk: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
+    """Returns the events of recorded passes by kind of pass. stacks_by_chunk: the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
-        training_run = ReplayedRank(sharded_setup, recorder := EventRecorder())
-        for model_chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
+        replayed_rank = ReplayedRank(sharded_setup, recorder := EventRecorder())
+        for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks_by_chunk, strict=True):
             model_chunk.lowering.run_only = {
                 i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
             }
-        recorded_passes = _record_passes(training_run, recorder, group_size)
+        recorded_passes = _record_passes(replayed_rank, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events
-        if any(stacks):
+        if any(stacks_by_chunk):
             short_passes = ShortenedStagePasses(
-                recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks
+                recorded_events, recorded_passes, replayed_rank.chunks, model_chunks, stacks_by_chunk
             )
             recorded_events, recorded_passes = short_passes.extended_passes()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
@@ -297,7 +305,9 @@ def _recorded_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
+    schedule_recorder = RecordedSchedule(
+        recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
+    )
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = schedule_recorder
     for _ in range(2):

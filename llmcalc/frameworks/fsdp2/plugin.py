@@ -79,7 +79,8 @@ def fsdp_layout(
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     parallelism_settings = {
-        str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()
+        str(key).removeprefix("parallelism_config_"): parallelism_value
+        for key, parallelism_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
         size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
@@ -87,16 +88,18 @@ def fsdp_layout(
         if parallelism_settings.get(size_name) is not None
     }
     unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
-    tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
+    tp, cp, replica_count = (
+        layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size")
+    )
     if layout_sizes.get("sp_size", 1) > 1:
         reader.refuse("parallelism_config.sp_size", "Ulysses is not modelled")
     if is_hybrid_sharding:
-        replicas = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
-    if world_size % (tp * cp * replicas):
-        raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
+        replica_count = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
+    if world_size % (tp * cp * replica_count):
+        raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replica_count}")
     dp = world_size // (tp * cp)
-    if layout_sizes.get("dp_shard_size", dp // replicas) != dp // replicas:
-        expected_ranks = tp * cp * replicas * layout_sizes["dp_shard_size"]
+    if layout_sizes.get("dp_shard_size", dp // replica_count) != dp // replica_count:
+        expected_ranks = tp * cp * replica_count * layout_sizes["dp_shard_size"]
         raise InputError(
             f"--devices: {world_size}; expected {expected_ranks}, the product of parallelism_config's sizes"
         )
@@ -109,7 +112,7 @@ def fsdp_layout(
         cp=cp,
         dp=dp,
         zero=zero_stage if dp * cp > 1 else 0,
-        hsdp_replicas=replicas,
+        hsdp_replicas=replica_count,
         reshard=has_resharding,
         cp_comm="allgather" if parallelism_settings.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
@@ -189,7 +192,10 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
+    fsdp_table = {
+        str(key).removeprefix("fsdp_"): config_value
+        for key, config_value in reader.table(config, "fsdp_config").items()
+    }
     return _fsdp_run(
         reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )
@@ -256,14 +262,14 @@ def sharded_launch(
     run_settings: dict[str, Any],
     titan_settings_of_run: TitanSettings | None,
     has_resharding: bool = True,
-    replicas: int = 1,
+    replica_count: int = 1,
     **layout_fields: Any,
 ) -> Launch:
     """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     titan_settings_of_run: the settings of FSDP; None for replicas.
     has_resharding: whether a layer's weights are freed after its forward pass; true by default.
-    replicas: replicas of all shards among the devices; 1 by default.
+    replica_count: replicas of all shards among the devices; 1 by default.
     layout_fields: further fields of `Launch`.
     """
     is_sharded = titan_settings_of_run is not None and world_size > 1
@@ -271,7 +277,7 @@ def sharded_launch(
         dp=world_size,
         zero=3 if is_sharded else 0,
         reshard=has_resharding or not is_sharded,
-        hsdp_replicas=replicas if is_sharded else 1,
+        hsdp_replicas=replica_count if is_sharded else 1,
     )
     launch_settings = LaunchSettings(layout, run_settings, titan_settings_of_run if is_sharded else None)
     return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)

@@ -96,28 +96,28 @@ def fsdp_memory(
     rank: int = 0,
     cuda_runtime: CudaRuntime = HOPPER,
     fsdp_settings: FsdpSettings = TITAN,
-    tensors: MemoryTerm | None = None,
+    tensors_term: MemoryTerm | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
     shared_results: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
 
-    tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
+    tensors_term: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     schedule_settings: how a pipeline's schedule runs. shared_results: results of other ranks of the same run, to
     which this adds; None (default) runs all micro-batches of a pipeline.
     Raises `UnsupportedKernel` for a step of the model without kernels, and `InputError` for a layout or training that
     FSDP2 is not modelled with.
     """
     check_context_parallelism(spec, layout)
-    if tensors is None:
+    if tensors_term is None:
         evidence = evidence_of_run(
             spec, training_config.kernel_choices, training_config.optimizer, training_config.include
         )
         framework_evidence = evidence_for(layout, is_training=True).run(
             evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
-        tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _weakest_status(layout, fsdp_settings, tensors, training_config.adapters)
+        tensors_term = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
+    tensors_term = _weakest_status(layout, fsdp_settings, tensors_term, training_config.adapters)
     sharded_setup = ShardedSetup(
         spec, training_config, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings, schedule_settings
     )
@@ -125,10 +125,10 @@ def fsdp_memory(
         if shared_results is not None:
             replay_result = replay_stage(sharded_setup, cuda_runtime.has_expandable_segments, shared_results)
             if replay_result is not None:
-                return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors)
-        return stage_memory(sharded_setup, cuda_runtime, tensors)
+                return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
+        return stage_memory(sharded_setup, cuda_runtime, tensors_term)
     device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
-        cuda_runtime.context_bytes, (), tensors
+        cuda_runtime.context_bytes, (), tensors_term
     )
     return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else device_memory
 
@@ -156,10 +156,14 @@ def counted_rank(
     if rank not in counted_ranks:
         earlier_ranks = counted_ranks.values()
         cp_rank = sharded_setup.layout.coordinates(rank).cp
-        equal_rank = next((peer for peer in earlier_ranks if peer.equal_in_ring == cp_rank), None)
+        equal_rank = next(
+            (earlier_rank for earlier_rank in earlier_ranks if earlier_rank.equal_in_ring == cp_rank), None
+        )
         if equal_rank is None:
             new_counted_rank = _count_rank(sharded_setup, cuda_runtime)
-            same_event_ranks = (peer for peer in earlier_ranks if peer.recordings == new_counted_rank.recordings)
+            same_event_ranks = (
+                earlier_rank for earlier_rank in earlier_ranks if earlier_rank.recordings == new_counted_rank.recordings
+            )
             equal_rank = next(same_event_ranks, new_counted_rank)
         else:
             EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
@@ -220,8 +224,10 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
 
     counted_run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training_config.layer_period)
     has_equal_parts = program is None or program.divides_evenly
-    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in counted_run.recordings)
-    cp_rank = layout.coordinates(rank).cp if is_equal else None
+    is_equal_in_ring = has_equal_parts and not any(
+        recorded_run.depends_on_shard for recorded_run in counted_run.recordings
+    )
+    cp_rank = layout.coordinates(rank).cp if is_equal_in_ring else None
     return CountedRank(counted_run, counted_run.recordings, cp_rank, EFFORT.units - effort_before)
 
 

@@ -37,19 +37,19 @@ class Float8Settings:
     skipped_names: tuple[str, ...] = ("output",)
     skips_small_layers: bool = False
 
-    def is_converted(self, layer_name: str, row_count: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
+    def is_converted(self, layer_name: str, row_count: int, column_count: int) -> bool:
+        """Whether a linear layer of this unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if row_count % MULTIPLE or columns % MULTIPLE or any(name in layer_name for name in self.skipped_names):
+        if row_count % MULTIPLE or column_count % MULTIPLE or any(name in layer_name for name in self.skipped_names):
             return False
         if not self.skips_small_layers:
             return True
         if self.recipe == "tensorwise":
-            return not (columns <= 4096 and row_count <= 1024)
-        return not (row_count <= 2048 or columns <= 1024 or (row_count <= 4096 and columns <= 2048))
+            return not (column_count <= 4096 and row_count <= 1024)
+        return not (row_count <= 2048 or column_count <= 1024 or (row_count <= 4096 and column_count <= 2048))
 
 
 @frozen

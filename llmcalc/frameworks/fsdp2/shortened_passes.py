@@ -38,14 +38,16 @@ class ShortenedStagePasses(ShortenedPasses):
         passes: Sequence[RecordedPass],
         model_chunks: Sequence[ShardedChunk],
         full_chunks: Sequence[ShardedChunk],
-        stacks: Sequence[Sequence[LayerStack]],
+        stacks_by_chunk: Sequence[Sequence[LayerStack]],
     ) -> None:
-        super().__init__(events, passes, [layer_stack for chunk_stacks in stacks for layer_stack in chunk_stacks])
+        super().__init__(
+            events, passes, [layer_stack for chunk_stacks in stacks_by_chunk for layer_stack in chunk_stacks]
+        )
         self.chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(short_chunk, full_chunk, chunk_stacks)
-            for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks, strict=True)
+            for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks_by_chunk, strict=True)
         ]
 
     def _recorded_parameters(
@@ -66,9 +68,13 @@ class ShortenedStagePasses(ShortenedPasses):
                 skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                index_part = parameter_path.index(layer.layer_index, 1)
+                index_position = parameter_path.index(layer.layer_index, 1)
                 recorded_layer = layer.layer_index - skipped_repeats * layer_stack.layer_period
-                parameter_path = (*parameter_path[:index_part], recorded_layer, *parameter_path[index_part + 1 :])
+                parameter_path = (
+                    *parameter_path[:index_position],
+                    recorded_layer,
+                    *parameter_path[index_position + 1 :],
+                )
             if parameter_path not in numbers_by_path:
                 raise NotRepeatingError
             source_numbers.append((numbers_by_path[parameter_path], inner_repeat))
@@ -93,7 +99,7 @@ class ShortenedStagePasses(ShortenedPasses):
                 raise NotRepeatingError  # the gradient of a shard, which is made between passes
         else:
             received_count, first_recorded_outputs, first_full_outputs = 1, [1], [1]
-        unfolded_outputs = [
+        full_outputs = [
             (i, outputs_by_number[i][0], self.storage_in_full_pass(outputs_by_number[i][1]))
             for i in range(received_count)
             if i in outputs_by_number
@@ -102,10 +108,10 @@ class ShortenedStagePasses(ShortenedPasses):
             for i, (parameter_number, inner_repeat) in enumerate(source_numbers):
                 if first_recorded_output + parameter_number in outputs_by_number:
                     template, storage_number = outputs_by_number[first_recorded_output + parameter_number]
-                    unfolded_outputs.append(
+                    full_outputs.append(
                         (first_full_output + i, template, self._storage_in_repeat(storage_number, inner_repeat))
                     )
-        return unfolded_outputs
+        return full_outputs
 
     def _storage_in_repeat(self, storage_number: int, inner_repeat: int | None) -> int:
         """Converts a recorded storage's number to the storage's number in passes with all layers.

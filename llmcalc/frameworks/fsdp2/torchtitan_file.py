@@ -221,14 +221,14 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
     pp = job_config.integer_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
     cp = job_config.integer_of("context_parallel_degree", 1, "parallelism", "experimental")
     ep = job_config.integer_of("expert_parallel_degree", 1, "parallelism")
-    replicas = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
+    replica_count = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
     dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
         raise reader.argument_error(full_key, "0; expected -1 or at least 1")
-    other_ranks = tp * pp * cp * replicas
+    other_ranks = tp * pp * cp * replica_count
     if world_size is None:
         world_size = other_ranks * dp_shards if dp_shards > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
         reader.notes.append(f"{world_size} devices are assumed")
@@ -236,8 +236,8 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         dp_shards = max(1, world_size // other_ranks)
     if other_ranks * dp_shards != world_size:
         raise InputError(
-            f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas {replicas} · "
-            f"tensor {tp} · pipeline {pp} · context {cp}"
+            f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas "
+            f"{replica_count} · tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
     reshards_after_forward = RESHARD[
@@ -251,14 +251,14 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         tp=tp,
         pp=pp,
         cp=cp,
-        dp=dp_shards * replicas,
+        dp=dp_shards * replica_count,
         ep=ep,
         etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
         cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
-        hsdp_replicas=replicas,
+        hsdp_replicas=replica_count,
         reshard=pp == 1 if reshards_after_forward is None else reshards_after_forward,
         schedule=schedule,
         pp_layout=stage_sizes,
@@ -275,7 +275,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     if pp == 1:
         return "1f1b", 1, None
     full_key, schedule_text = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
-    schedules_by_name = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
+    schedules_by_name = {schedule_name.lower(): schedule for schedule_name, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
         raise job_config.reading.argument_error(
@@ -339,7 +339,9 @@ def _stage_layers_from_split_points(
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
         return None
-    layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
+    layer_numbers = [
+        split_point.removeprefix("layers.") if isinstance(split_point, str) else "" for split_point in split_points
+    ]
     stage_bounds = [
         0,
         *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),
@@ -356,22 +358,22 @@ def _stage_layers_from_split_points(
 
 def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
-    local_batch = _local_batch(job_config)
-    full_key, global_batch = job_config.find_key("global_batch_size", "training")
+    local_batch_size = _local_batch_size(job_config)
+    full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
-        -1 if global_batch is None else integer_of(job_config.reading, full_key, global_batch, minimum=-1)
+        -1 if global_batch_size is None else integer_of(job_config.reading, full_key, global_batch_size, minimum=-1)
     )
     if batches_per_step <= 0:
         return 1
-    if batches_per_step % (local_batch * layout.dp):
+    if batches_per_step % (local_batch_size * layout.dp):
         raise job_config.reading.argument_error(
             full_key,
-            f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel",
+            f"{batches_per_step}; expected a multiple of {local_batch_size * layout.dp}, local batch · data parallel",
         )
-    return batches_per_step // (local_batch * layout.dp)
+    return batches_per_step // (local_batch_size * layout.dp)
 
 
-def _local_batch(job_config: _JobConfig) -> int:
+def _local_batch_size(job_config: _JobConfig) -> int:
     """Returns the number of sequences per data-parallel rank."""
     return job_config.integer_of("local_batch_size", job_config.integer_of("batch_size", 8, "training"), "training")
 
@@ -380,10 +382,10 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reader, training_section = job_config.reading, "training"
     reader.calls_torch_attention = True
-    local_batch, schedule_count = _local_batch(job_config), _schedules_per_step(job_config, layout)
-    batch, microbatches = local_batch, schedule_count
+    local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
+    batch, microbatches = local_batch_size, schedule_count
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batch_sizes(job_config, local_batch, layout.pp)
+        batch, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
         microbatches = microbatch_count * schedule_count
     command_settings: dict[str, Any] = {
         "phase": "training",
@@ -430,23 +432,28 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     return {"dtype": weight_format, "master_weights": "none"}
 
 
-def _micro_batch_sizes(job_config: _JobConfig, local_batch: int, pp: int) -> tuple[int, int]:
+def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
-    full_key, microbatch_count = job_config.find_key("pipeline_parallel_microbatches", "experimental")
+    full_key, microbatch_value = job_config.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job_config.data:
-        micro_batch = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
-        full_key, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
-    else:
-        micro_batches = pp if microbatch_count is None else integer_of(job_config.reading, full_key, microbatch_count)
-        micro_batch = local_batch // micro_batches
-    if micro_batch < 1 or micro_batch * micro_batches != local_batch:
-        raise job_config.reading.argument_error(
-            full_key, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
+        microbatch_size = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
+        full_key, microbatch_count = (
+            "parallelism.pipeline_parallel_microbatch_size",
+            local_batch_size // microbatch_size,
         )
-    return micro_batch, micro_batches
+    else:
+        microbatch_count = (
+            pp if microbatch_value is None else integer_of(job_config.reading, full_key, microbatch_value)
+        )
+        microbatch_size = local_batch_size // microbatch_count
+    if microbatch_size < 1 or microbatch_size * microbatch_count != local_batch_size:
+        raise job_config.reading.argument_error(
+            full_key, f"{local_batch_size} sequences do not divide into such micro-batches; expected a divisor"
+        )
+    return microbatch_size, microbatch_count
 
 
 def _optimizer_name(job_config: _JobConfig) -> str:
@@ -604,5 +611,7 @@ def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job_config.data:
         return None
-    compiled_parts = job_config.find_key("components", "compile")[1]
-    return job_config.flag_of("enable", False, "compile") and (compiled_parts is None or "loss" in compiled_parts)
+    compiled_components = job_config.find_key("components", "compile")[1]
+    return job_config.flag_of("enable", False, "compile") and (
+        compiled_components is None or "loss" in compiled_components
+    )

@@ -219,13 +219,13 @@ def _layer_table(attention_table: Table, network_table: Table, norm_table: Table
     return {"attention": attention_table, "feed_forward": network_table, "norm": norm_table, "norm_placement": "pre"}
 
 
-def _model_table(sizes: Any, stack: Table, norm_table: Table, is_tied: bool = False) -> Table:
-    """Returns the table of a model. stack: the fields of its layers. norm_table: its last norm."""
+def _model_table(flavor: Any, stack_table: Table, norm_table: Table, is_tied: bool = False) -> Table:
+    """Returns the table of a model. stack_table: the fields of its layers. norm_table: its last norm."""
     return {
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.dim,
+        "vocab_size": flavor.vocab_size,
+        "hidden_size": flavor.dim,
         "tie_word_embeddings": is_tied,
-        "decoder": {**stack, "num_hidden_layers": sizes.n_layers, "final_norm": norm_table},
+        "decoder": {**stack_table, "num_hidden_layers": flavor.n_layers, "final_norm": norm_table},
     }
 
 

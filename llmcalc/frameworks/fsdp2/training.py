@@ -150,13 +150,13 @@ def torchtitan_training(
         training_config = replace(
             training_config, kernel_choices=replace(training_config.kernel_choices, compiled_loss=False)
         )
-    is_divisible = has_separate_head and no_head_group_reason(spec, training_config) == ""
+    has_head_group = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
         keeps_last_layer_gathered=not has_separate_head,
         reduces_each_microbatch=settings.reduces_each_microbatch,
-        outer_groups=settings.outer_groups if is_divisible else "together",
+        outer_groups=settings.outer_groups if has_head_group else "together",
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
         frozen_format=frozen_format,
@@ -335,8 +335,8 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.outer_keys and (sharing_reason := no_head_group_reason(spec, training_config)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
+        if fsdp_settings.outer_keys and (refusal_reason := no_head_group_reason(spec, training_config)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_keys)
 
     @property
@@ -384,11 +384,11 @@ def set_resharding_and_prefetch(
 
     stack_paths: per stack, the path of its layers.
     """
-    last_layer = max(
+    last_layer_key = max(
         (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
     )
     for layer, parameter_group in groups_by_layer.items():
-        is_last_layer = layer[:2] == last_layer[:2]
+        is_last_layer = layer[:2] == last_layer_key[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups_by_layer):
@@ -452,7 +452,7 @@ def record_fsdp_run(
     program: RankFlow | None = None,
     context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
-    """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
+    """Records the set-up and two training steps of a rank. layers, program, context_ring: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(

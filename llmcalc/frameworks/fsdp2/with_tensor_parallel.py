@@ -73,7 +73,7 @@ def _path_without_indices(parameter: Path) -> str:
 
 def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
-    for option_name, operation in named_steps(program_items, module_path):
+    for step_path, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.input_axes, *operation.weight.output_axes)):
             is_table = operation.verb in ("table", "unread_table")
             row_count, column_count = (
@@ -81,8 +81,8 @@ def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterat
                 if is_table
                 else (operation.weight.output_axes, operation.weight.input_axes)
             )
-            yield f"{option_name}.weight", (_unsharded_length(row_count), _unsharded_length(column_count))
-            yield f"{option_name}.bias", (_unsharded_length(operation.weight.output_axes),)
+            yield f"{step_path}.weight", (_unsharded_length(row_count), _unsharded_length(column_count))
+            yield f"{step_path}.bias", (_unsharded_length(operation.weight.output_axes),)
 
 
 def _unsharded_length(axes: Axes) -> int:

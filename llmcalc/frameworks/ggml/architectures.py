@@ -33,23 +33,25 @@ def converted_class(preset: Preset) -> str:
         for text_section in text_sections
         if isinstance(text_section, dict) and isinstance(text_section.get("architectures"), list)
     ]
-    return next((str(name) for names in (*text_classes, architectures(preset)) for name in names), "")
+    return next(
+        (str(class_name) for class_names in (*text_classes, architectures(preset)) for class_name in class_names), ""
+    )
 
 
-def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, version: EngineVersion) -> None:
+def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that a version has no architecture for. An unknown class is accepted."""
     class_name = converted_class(preset)
     if not class_name:
         return
     registered_name = _registered_name(preset, engine_record, class_name)
-    engine_title = f"{engine_record.title} {version.version}"
+    engine_title = f"{engine_record.title} {engine_version.version}"
     if registered_name not in {*engine_record.registered_classes, *engine_record.registered_encoders}:
         raise InputError(
             f"{engine_title} has no architecture for {short_repr(class_name)} ({engine_record.classes_source}); "
             "expected another --engine, or a GGUF file that exists as TARGET (model.gguf)"
         )
     for added_classes in engine_record.added_classes:
-        if registered_name in added_classes.classes and parse_version(version.version) <= parse_version(
+        if registered_name in added_classes.classes and parse_version(engine_version.version) <= parse_version(
             added_classes.absent
         ):
             raise InputError(
@@ -58,7 +60,9 @@ def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, version:
             )
 
 
-def check_encoder(preset: Preset, engine_record: GgmlEngineRecord, version: EngineVersion, encoder_file: str) -> None:
+def check_encoder(
+    preset: Preset, engine_record: GgmlEngineRecord, engine_version: EngineVersion, encoder_file: str
+) -> None:
     """Raises `InputError` for a model whose encoder cannot be converted. encoder_file: the value of --mmproj.
 
     A file that exists is converted already.
@@ -71,7 +75,7 @@ def check_encoder(preset: Preset, engine_record: GgmlEngineRecord, version: Engi
     class_name = str(next(iter(class_names), ""))
     if class_name and _registered_name(preset, engine_record, class_name) not in engine_record.registered_encoders:
         raise InputError(
-            f"--mmproj {short_repr(encoder_file)}: {engine_record.title} {version.version} has no encoder for "
+            f"--mmproj {short_repr(encoder_file)}: {engine_record.title} {engine_version.version} has no encoder for "
             f"{short_repr(class_name)} ({engine_record.classes_source}); remove it, or name a file that exists"
         )
 

@@ -204,18 +204,18 @@ def _has_shortened_context(server: GgmlServer) -> bool:
     return fit_server(server).server.context_tokens < server.context_tokens
 
 
-def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+def serving_flags(preset: Preset, flags: Mapping[str, Any], user_count: int, seq: int | None) -> dict[str, Any]:
     """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context, or fewer slots.
     """
     server_flags = dict(flags)
-    if flags.get("parallel", users) < users:
-        raise InputError(f"--users {users}: --parallel says {flags['parallel']}; expected at least {users}")
-    if users > 1 and "parallel" not in flags:
-        server_flags |= {"parallel": users}
+    if flags.get("parallel", user_count) < user_count:
+        raise InputError(f"--users {user_count}: --parallel says {flags['parallel']}; expected at least {user_count}")
+    if user_count > 1 and "parallel" not in flags:
+        server_flags |= {"parallel": user_count}
     if seq is not None:
-        if flags.get("ctx_size", seq * users) != seq * users:
+        if flags.get("ctx_size", seq * user_count) != seq * user_count:
             raise InputError(f"--seq {seq}: --ctx-size says {flags['ctx_size']}; expected one of the two")
-        server_flags["ctx_size"] = seq * users
+        server_flags["ctx_size"] = seq * user_count
     return server_flags

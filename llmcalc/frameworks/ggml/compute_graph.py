@@ -113,22 +113,24 @@ class ComputeGraph:
                     self.nodes.append(tensor)
 
 
-def buffer_sizes(compute_graph: ComputeGraph, devices: Sequence[str], is_pipelined: bool = False) -> dict[str, int]:
+def buffer_sizes(
+    compute_graph: ComputeGraph, device_names: Sequence[str], is_pipelined: bool = False
+) -> dict[str, int]:
     """Returns device → bytes of the compute buffer. Each graph can be allocated only once.
 
-    devices: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
+    device_names: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
     """
-    _assign_devices(compute_graph.nodes, [*devices, HOST])
+    _assign_devices(compute_graph.nodes, [*device_names, HOST])
     ordered_tensors, tensor_copies = _split_by_device(compute_graph.nodes)
     for tensor in compute_graph.unread_inputs:
         tensor.place = HOST
     return _allocate_tensors(ordered_tensors, tensor_copies, compute_graph.unread_inputs, is_pipelined)
 
 
-def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> None:
+def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]) -> None:
     """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for tensor in graph_tensors:
-        tensor.place = _fixed_device(tensor, devices)
+        tensor.place = _fixed_device(tensor, device_names)
     operation_nodes = [tensor for tensor in graph_tensors if tensor.operation != "view"]
     for assigns_gpus_only, ordered_operations in (
         (True, operation_nodes),
@@ -144,7 +146,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> 
                 tensor.place = current_device
     for tensor in graph_tensors:
         if tensor.place is None:  # a view
-            tensor.place = _default_device(tensor, devices[0])
+            tensor.place = _default_device(tensor, device_names[0])
         for source_tensor in tensor.sources:
             if source_tensor.place is None:
                 source_tensor.place = _default_device(source_tensor, tensor.place)
@@ -160,7 +162,7 @@ def _default_device(tensor: Tensor, default_device: str) -> str:
     return owner_tensor.place or default_device
 
 
-def _fixed_device(operation_node: Tensor, devices: Sequence[str]) -> str | None:
+def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | None:
     """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
     if operation_node.device is not None:
         return operation_node.device
@@ -169,8 +171,8 @@ def _fixed_device(operation_node: Tensor, devices: Sequence[str]) -> str | None:
     for source_tensor in operation_node.sources:
         owner_tensor = source_tensor.base or source_tensor
         if owner_tensor.operation == "weight":
-            if owner_tensor.device == HOST and operation_node.may_move and len(devices) > 1:
-                return devices[0]
+            if owner_tensor.device == HOST and operation_node.may_move and len(device_names) > 1:
+                return device_names[0]
             return owner_tensor.device
     return None
 
@@ -195,15 +197,15 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
         for i, source_tensor in enumerate(tensor.sources):
             if source_tensor.place == node_device or (node_device == HOST and source_tensor.operation == "input"):
                 continue
-            source_and_device = (id(source_tensor), node_device)
-            if source_and_device not in tensor_copies:
+            copy_key = (id(source_tensor), node_device)
+            if copy_key not in tensor_copies:
                 copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
                 copied_tensor.place = node_device
-                tensor_copies[source_and_device] = copied_tensor
+                tensor_copies[copy_key] = copied_tensor
                 operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
                 first_node_of_split += 1
                 input_count += 1
-            tensor.sources[i] = tensor_copies[source_and_device]
+            tensor.sources[i] = tensor_copies[copy_key]
         operations_with_copies.append((tensor, None))
     return operations_with_copies, list(tensor_copies.values())
 
@@ -224,10 +226,10 @@ class _DeviceBuffer:
     def allocate(self, nbytes: int) -> int:
         """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
         best_block_index = len(self.free) - 1
-        least_bytes = -1
+        best_block_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
-            if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
-                best_block_index, least_bytes = i, block_bytes
+            if block_bytes >= nbytes and (best_block_bytes < 0 or block_bytes <= best_block_bytes):
+                best_block_index, best_block_bytes = i, block_bytes
         block_offset, block_bytes = self.free[best_block_index]
         if block_bytes == nbytes:
             del self.free[best_block_index]
@@ -318,8 +320,8 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
             if _can_reuse_memory(source_tensor, tensor):
                 owner_tensor = source_tensor.base or source_tensor
                 tensor.offset = owner_tensor.offset
-                extra_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
-                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), extra_bytes)
+                surplus_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
+                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), surplus_bytes)
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
     tensor.offset = buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))

@@ -55,14 +55,16 @@ def _encoder_tensors(preset: Preset) -> list[WeightTensor]:
     ]
 
 
-def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:
+def encoder_device(flags: Mapping[str, Any], device_names: Sequence[str]) -> str:
     """Returns the device of the encoder. Raises `InputError` for a device that the server does not have."""
     chosen_device = flags.get("mmproj_device")
-    if not devices or flags.get("mmproj_offload") is False or chosen_device == "none":
+    if not device_names or flags.get("mmproj_offload") is False or chosen_device == "none":
         return HOST
     if chosen_device is None:
-        return devices[0]
-    devices_by_name = {device.upper(): device for device in devices}
+        return device_names[0]
+    devices_by_name = {device.upper(): device for device in device_names}
     if str(chosen_device).strip().upper() not in devices_by_name:
-        raise InputError(f"--mmproj-device {short_repr(chosen_device)}: expected one of none, {', '.join(devices)}")
+        raise InputError(
+            f"--mmproj-device {short_repr(chosen_device)}: expected one of none, {', '.join(device_names)}"
+        )
     return devices_by_name[str(chosen_device).strip().upper()]

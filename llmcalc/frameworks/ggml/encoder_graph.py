@@ -66,7 +66,8 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
     if not isinstance(tower, VisionTower) or not isinstance(projector, Projector):
         return None
     if not all(
-        isinstance(part, Projector) and _is_plain_projector(part) for part in (projector, *deepstack_projectors)
+        isinstance(any_projector, Projector) and _is_plain_projector(any_projector)
+        for any_projector in (projector, *deepstack_projectors)
     ):
         return None
     graph_kind = _graph_kind(tower, projector)
@@ -81,7 +82,7 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
         graph_kind,
         tower,
         projector,
-        tuple(part for part in deepstack_projectors if isinstance(part, Projector)),
+        tuple(any_projector for any_projector in deepstack_projectors if isinstance(any_projector, Projector)),
         grid_side,
     )
 
@@ -100,9 +101,9 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
     ):
         return None
     has_rope = isinstance(stack.block.attention, Attention) and stack.block.attention.position is not None
-    has_table = tower.positions is not None and tower.positions.axes == 1
+    has_position_table = tower.positions is not None and tower.positions.axes == 1
     image_input, has_mean_pooling = tower.image, projector.merged == "mean" and projector.merge > 1
-    if isinstance(image_input, FixedSize) and has_table and not has_rope:
+    if isinstance(image_input, FixedSize) and has_position_table and not has_rope:
         if tower.class_embedding and projector.merge == 1:
             return "llava"
         return "siglip" if has_mean_pooling and not tower.class_embedding else None
@@ -111,7 +112,7 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
     if isinstance(image_input, LongestEdge) and tower.positions is None:
         return "pixtral"
     is_qwen = isinstance(image_input, SmartResize) and tower.patches.temporal_patch_size == 2 and projector.merge == 2
-    return "qwen" if is_qwen and has_table == tower.patches.bias else None
+    return "qwen" if is_qwen and has_position_table == tower.patches.bias else None
 
 
 def _is_plain_projector(projector: Projector) -> bool:
@@ -139,12 +140,14 @@ def _is_plain_layer(layer: object) -> bool:
     )
 
 
-def encoder_buffers(shape: EncoderShape, device: str, uses_flash: bool) -> dict[str, int]:
+def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool) -> dict[str, int]:
     """Returns device → bytes of the compute buffer of an encoder on `device`.
 
-    uses_flash: whether attention is one operation, else its scores are stored.
+    uses_flash_attention: whether attention is one operation, else its scores are stored.
     """
-    return buffer_sizes(_EncoderGraph(shape, device, uses_flash).build_graph(), [] if device == HOST else [device])
+    return buffer_sizes(
+        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST else [device]
+    )
 
 
 class _EncoderGraph:
@@ -175,7 +178,7 @@ class _EncoderGraph:
         return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes))
 
     @staticmethod
-    def _inplace(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
+    def _inplace_result(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
         return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
 
     @staticmethod
@@ -183,18 +186,18 @@ class _EncoderGraph:
         layout = None if dimensions is None else (*dimensions, F32)
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
-    def _linear(self, width: int, rows: int, x: Tensor, has_bias: bool) -> Tensor:
-        product = self._new_tensor((width, rows), self.weight, x)
-        return self._inplace(product, product, self.weight) if has_bias else product
+    def _linear(self, width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
+        product = self._new_tensor((width, row_count), self.weight, x)
+        return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
         """A norm: layer norm is no operation in place (`ggml_op_can_inplace`), its scale and its bias are."""
         if norm.type == "rmsnorm":
-            normed_x = self._inplace(x, x)
-            return self._inplace(normed_x, normed_x, self.weight)
+            normed_x = self._inplace_result(x, x)
+            return self._inplace_result(normed_x, normed_x, self.weight)
         normed_x = Tensor(x.nbytes, (x,), "new", x.layout)
-        scaled_x = self._inplace(normed_x, normed_x, self.weight)
-        return self._inplace(scaled_x, scaled_x, self.weight)
+        scaled_x = self._inplace_result(normed_x, normed_x, self.weight)
+        return self._inplace_result(scaled_x, scaled_x, self.weight)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -213,18 +216,18 @@ class _EncoderGraph:
         vectors_shape = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            vectors = self._order_by_square(self._inplace(frame_vectors[0], *frame_vectors))
+            vectors = self._order_by_square(self._inplace_result(frame_vectors[0], *frame_vectors))
         else:
             vectors = self._new_tensor(vectors_shape, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
-            vectors = self._inplace(vectors, vectors, self.weight)
+            vectors = self._inplace_result(vectors, vectors, self.weight)
         if tower.class_embedding:
             vectors = self._new_tensor((self.hidden, self.rows), vectors, self.weight)
         if tower.positions is None:
             return vectors
         if self.shape.kind == "qwen":
             resized_table = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
-            return self._inplace(
+            return self._inplace_result(
                 vectors,
                 vectors,
                 self._order_by_square(self._new_tensor(vectors_shape, self._view(resized_table, None))),
@@ -232,20 +235,22 @@ class _EncoderGraph:
         position_table = self.weight
         if tower.class_embedding:
             position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
-        return self._inplace(vectors, vectors, position_table)
+        return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
         patch_pairs = self._new_tensor((self.hidden, self.patches), self._view(x, None))
         return self._new_tensor((self.hidden, self.patches), self._view(patch_pairs, None))
 
-    def _rotated_heads(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    def _rotated_heads(self, head_vectors: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
         if self.shape.kind != "pixtral":
-            return self._inplace(heads, heads, self.positions)
+            return self._inplace_result(head_vectors, head_vectors, self.positions)
         head_dim, *other_dimensions = dimensions
         rotated_halves = [
-            self._new_tensor((head_dim // 2, *other_dimensions), self._view(heads, None, has_offset=bool(i)), positions)
+            self._new_tensor(
+                (head_dim // 2, *other_dimensions), self._view(head_vectors, None, has_offset=bool(i)), positions
+            )
             for i, positions in enumerate((self.positions, self.columns))
         ]
         return self._new_tensor(dimensions, *rotated_halves)
@@ -275,19 +280,19 @@ class _EncoderGraph:
             value = self._new_tensor((self.rows, head_dim, heads), value)
             scores = self._new_tensor((self.rows, self.rows, heads), key, query)
             weighted_values = self._new_tensor(
-                (head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks)
+                (head_dim, self.rows, heads), value, self._inplace_result(scores, scores, *masks)
             )
             merged_vectors = self._new_tensor((width, self.rows), self._view(weighted_values, None))
         return self._linear(self.hidden, self.rows, merged_vectors, attention.o_bias)
 
-    def _network(self, network: FeedForward, x: Tensor) -> Tensor:
+    def _feed_forward(self, network: FeedForward, x: Tensor) -> Tensor:
         width = network.intermediate_size
         inner_vectors = self._linear(width, self.rows, x, network.up_bias)
         if network.gated:
             gate = self._linear(width, self.rows, x, network.gate_bias)
             inner_vectors = self._new_tensor((width, self.rows), gate, inner_vectors)
         else:
-            inner_vectors = self._inplace(inner_vectors, inner_vectors)
+            inner_vectors = self._inplace_result(inner_vectors, inner_vectors)
         return self._linear(self.hidden, self.rows, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
@@ -304,7 +309,7 @@ class _EncoderGraph:
         for projector_map in projector.maps:
             x = self._linear(projector_map.size, token_count, x, projector_map.bias)
             if projector_map.hidden_act != "identity":
-                x = self._inplace(x, x)
+                x = self._inplace_result(x, x)
         return x
 
     # -- the encoder ---------------------------------------------------------------------------------------------
@@ -318,26 +323,30 @@ class _EncoderGraph:
             x = self._norm(stack.embedding_norm, x)
         layer_names = stack.layer_names()
         layers = stack.layers_by_kind()
-        windowed_mask = self._window_mask() if any(self._is_windowed(layers[name]) for name in layer_names) else None
+        windowed_mask = (
+            self._window_mask() if any(self._is_windowed(layers[layer_name]) for layer_name in layer_names) else None
+        )
         if windowed_mask is not None:
             x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
         projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
-        for i in layers_with_graphs([(name, i in projectors_by_layer) for i, name in enumerate(layer_names)]):
+        for i in layers_with_graphs(
+            [(layer_name, i in projectors_by_layer) for i, layer_name in enumerate(layer_names)]
+        ):
             layer = layers[layer_names[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)
             mask = windowed_mask if self._is_windowed(layer) else None
             attention_output = self._attention(layer.attention, self._norm(layer.norm, x), mask)
-            x = self._inplace(attention_output, attention_output, x)
-            x = self._inplace(x, x, self._network(layer.feed_forward, self._norm(layer.norm, x)))
+            x = self._inplace_result(attention_output, attention_output, x)
+            x = self._inplace_result(x, x, self._feed_forward(layer.feed_forward, self._norm(layer.norm, x)))
             if i in projectors_by_layer:
                 layer_features = self._project(projectors_by_layer[i], x)
-                features = layer_features if features is None else self._joined_tensors(features, layer_features)
+                features = layer_features if features is None else self._concatenation(features, layer_features)
         if stack.final_norm is not None and self.shape.kind != "llava":
             x = self._norm(stack.final_norm, x)
         embeddings = self._project(self.shape.projector, x)
-        self.graph.add_operations(embeddings if features is None else self._joined_tensors(embeddings, features))
+        self.graph.add_operations(embeddings if features is None else self._concatenation(embeddings, features))
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
@@ -345,13 +354,13 @@ class _EncoderGraph:
         projectors = self.shape.deepstack
         return {
             layer_count * (i + 1) // (len(projectors) + 1)
-            if projector.lower_layer is None
-            else projector.lower_layer: projector
-            for i, projector in enumerate(projectors)
+            if layer_projector.lower_layer is None
+            else layer_projector.lower_layer: layer_projector
+            for i, layer_projector in enumerate(projectors)
         }
 
     @staticmethod
-    def _joined_tensors(first_tensor: Tensor, second_tensor: Tensor) -> Tensor:
+    def _concatenation(first_tensor: Tensor, second_tensor: Tensor) -> Tensor:
         return Tensor(first_tensor.nbytes + second_tensor.nbytes, (first_tensor, second_tensor))
 
     @staticmethod

@@ -114,8 +114,8 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    near_mix = server.model.near_mix
-    scheme_text = (server.model.scheme if near_mix is None else f"{near_mix} for {server.model.scheme}") + (
+    substitute_mix = server.model.near_mix
+    scheme_text = (server.model.scheme if substitute_mix is None else f"{substitute_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
     if server.modules_file is not None:
@@ -155,14 +155,16 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
     if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
         return ""
     limit_mib = -(-needed_gpu_bytes // MIB)
-    older_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
+    older_macos_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
     if needed_gpu_bytes > server.free_bytes:
         return (
             f"macOS lets the GPU use {limit_bytes / GIB:.2f} GiB by default: "
             f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
         )
-    if server.hardware.like is None and needed_gpu_bytes > older_limit - server.reserved_bytes:
-        return f"macOS before 26: sudo sysctl iogpu.wired_limit_mb={limit_mib} (default {older_limit / GIB:.2f} GiB)"
+    if server.hardware.like is None and needed_gpu_bytes > older_macos_limit - server.reserved_bytes:
+        return (
+            f"macOS before 26: sudo sysctl iogpu.wired_limit_mb={limit_mib} (default {older_macos_limit / GIB:.2f} GiB)"
+        )
     return ""
 
 

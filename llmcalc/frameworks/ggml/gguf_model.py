@@ -280,7 +280,7 @@ class GgufModel:
         if self.gguf_file is None or self.quantize is not None:
             return tuple(self._loaded_tensors())
         return tuple(
-            GgufTensor(file_tensor.name, file_tensor.nbytes, _layer_of(file_tensor.name))
+            GgufTensor(file_tensor.name, file_tensor.nbytes, _layer_index_of(file_tensor.name))
             for shard_path in _file_shards(self.gguf_file)
             for file_tensor in read_checkpoint(shard_path).tensors
         )
@@ -319,13 +319,15 @@ class GgufModel:
             return tuple(
                 tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
             )
-        every_weight = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
-        weights = [
+        all_weights = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
+        mtp_weights = [
             replace(weight_tensor, optional_part="", layer=layer_count + (weight_tensor.layer or 0))
-            for weight_tensor in every_weight
+            for weight_tensor in all_weights
             if weight_tensor.optional_part == MTP.name
         ]
-        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
+        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *mtp_weights])[
+            -len(mtp_weights) :
+        ]
         return tuple(
             GgufTensor(_gguf_name(weight), tensor_bytes, weight.layer) for weight, tensor_bytes in weight_sizes
         )
@@ -383,7 +385,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         if tree_node.roles & {"kept", "idle"}:
             continue
         if isinstance(layer_op, KVCache | EntryCache):
-            _add_cache(layer_shape, layer_op)
+            _add_cache_sizes(layer_shape, layer_op)
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
@@ -436,7 +438,7 @@ def _reads_no_tokens(tree_node: NodePosition) -> bool:
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 
 
-def _add_cache(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
+def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
     """Adds the sizes of a cache to those of its layer."""
     if isinstance(cache, EntryCache):
         layer_shape.entries += (
@@ -468,7 +470,7 @@ def _gguf_name(weight: WeightTensor) -> str:
     return f"blk.{weight.layer}.{gguf_name}.{name_ending}"
 
 
-def _layer_of(tensor_name: str) -> int | None:
+def _layer_index_of(tensor_name: str) -> int | None:
     layer_match = re.match(r"blk\.([0-9]{1,6})\.", tensor_name)
     return None if layer_match is None else int(layer_match[1])
 

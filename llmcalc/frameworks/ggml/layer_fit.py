@@ -106,7 +106,9 @@ def free_margins(server: GgmlServer) -> list[int]:
 
 def _keeps_margins(fitted_server: FittedServer, byte_limits: list[int]) -> bool:
     used_bytes_by_device = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
-    return all(used_bytes <= limit for used_bytes, limit in zip(used_bytes_by_device, byte_limits, strict=True))
+    return all(
+        used_bytes <= byte_limit for used_bytes, byte_limit in zip(used_bytes_by_device, byte_limits, strict=True)
+    )
 
 
 def _used_bytes(fitted_server: FittedServer) -> int:
@@ -139,9 +141,9 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
     return _with_context(server, max(smaller_context - smaller_context % context_step, least_context))
 
 
-def _with_context(server: GgmlServer, context: int) -> FittedServer:
-    changed_server = server.with_flags(ctx_size=context)
-    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context:,}"
+def _with_context(server: GgmlServer, context_tokens: int) -> FittedServer:
+    changed_server = server.with_flags(ctx_size=context_tokens)
+    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context_tokens:,}"
     return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (context_note,))
 
 
@@ -221,9 +223,13 @@ class _LayerFit:
     ) -> list[_GpuLayers]:
         """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
 
-        def with_layer_count(layers: int) -> list[_GpuLayers]:
-            hosted_count = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
-            return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_count), *layers_by_gpu[gpu_number + 1 :]]
+        def with_layer_count(layer_count: int) -> list[_GpuLayers]:
+            hosted_count = max(layer_count - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [
+                *layers_by_gpu[:gpu_number],
+                _GpuLayers(layer_count, hosted_count),
+                *layers_by_gpu[gpu_number + 1 :],
+            ]
 
         return with_layer_count(
             largest_number(layer_limit, lambda count: self.keeps_margins(with_layer_count(count), gpu_number))

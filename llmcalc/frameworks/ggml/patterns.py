@@ -274,4 +274,6 @@ class NamePattern:
             else:
                 character_tests.append(first_character.__eq__)
         self._at += 1
-        return lambda character_read: any(test(character_read) is True for test in character_tests) != is_negated
+        return lambda character_read: (
+            any(character_test(character_read) is True for character_test in character_tests) != is_negated
+        )

@@ -34,7 +34,7 @@ class TensorOverride:
     device: str
 
 
-def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOverride, ...]:
+def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[TensorOverride, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     tensor_overrides = []
     override_parts = override_text.split(",")
@@ -47,7 +47,7 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOv
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         device_name = device.strip().upper().removesuffix("_HOST")
-        devices_by_name = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
+        devices_by_name = {known_device.upper(): known_device for known_device in device_names} | {HOST: HOST}
         device_name = HOST if device.strip().upper().endswith("_HOST") else device_name
         if device_name not in devices_by_name:
             devices_text = ", ".join(devices_by_name.values())
@@ -80,16 +80,18 @@ class LayerDevices:
     gpu_shares: tuple[float, ...]
     output_is_first: bool
 
-    def device(self, layer: int) -> str:
+    def device(self, layer_index: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
-        active_devices = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
+        layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
         first_gpu_layer = max(self.layer_count + self.output_is_first - self.gpu_layer_count, 0)
-        if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
+        if layer_index < first_gpu_layer or layer_index - first_gpu_layer >= layers_on_gpus:
             return HOST
         total_share = sum(self.gpu_shares)
         cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
         return self.devices[
-            min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / active_devices), len(self.devices) - 1)
+            min(
+                bisect_right(cumulative_shares, (layer_index - first_gpu_layer) / layers_on_gpus), len(self.devices) - 1
+            )
         ]
 
 

@@ -120,20 +120,20 @@ class GgmlServer(GgmlSettings):
 
         Keys of an indexer, and entries for several tokens, count as keys too.
         """
-        index_keys, index_values = self._indexer_cache(layer)
+        index_key_bytes, index_value_bytes = self._indexer_cache(layer)
         if layer.latent is not None:
             key_bytes, value_bytes = self._latent_cache(layer)
-            return key_bytes + index_keys, value_bytes
+            return key_bytes + index_key_bytes, value_bytes
         stream_count = self.sequences if layer.entries else self.streams
         cell_count = self.window_cells(layer.window) * stream_count
         if layer.entries:
-            index_keys += self._entry_cache(layer)
+            index_key_bytes += self._entry_cache(layer)
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
             layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
         )
-        return key_bytes + index_keys + 4 * state_bytes, value_bytes + index_values
+        return key_bytes + index_key_bytes + 4 * state_bytes, value_bytes + index_value_bytes
 
     def _indexer_cache(self, layer: LayerShape) -> tuple[int, int]:
         """Returns the bytes of an indexer's cached keys, and of the values that are allocated beside them.
@@ -156,12 +156,12 @@ class GgmlServer(GgmlSettings):
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
-        padding = self.rules.cell_padding
+        cell_padding = self.rules.cell_padding
         entry_bytes = sum(
-            round_up(-(-self.sequence_cells // entries.tokens_per_entry), padding)
-            * cache_bytes(self.key_type, entries.width)
-            + 4 * entries.state_elements
-            for entries in layer.entries
+            round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
+            * cache_bytes(self.key_type, compressed_entries.width)
+            + 4 * compressed_entries.state_elements
+            for compressed_entries in layer.entries
         )
         return entry_bytes * self.sequences
 
@@ -193,19 +193,23 @@ class GgmlServer(GgmlSettings):
         return self.graph_buffers(tensor_placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
-        self, placements: TensorDevices, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
+        self,
+        tensor_placement: TensorDevices,
+        layers: Mapping[int, LayerShape],
+        other_tensors: Iterable[GgufTensor] = (),
     ) -> dict[str, int]:
         """Returns device → bytes of compute buffers for `layers` and output. other_tensors: other loaded tensors."""
         size_and_device_by_name = {
-            tensor.name: (tensor.nbytes, placements.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
+            tensor.name: (tensor.nbytes, tensor_placement.device(tensor))
+            for tensor in (*self.model.tensors, *other_tensors)
         }
         version_rules, layer_count = self.rules, len(self.model.layers)
         output_rows = self.sequences * (1 + self.drafted_tokens)
-        output_count = self.micro_batch if version_rules.outputs == "tokens" else min(self.micro_batch, output_rows)
+        logit_rows = self.micro_batch if version_rules.outputs == "tokens" else min(self.micro_batch, output_rows)
         window_sizes = {layer.window for layer in layers.values()}
         graph_settings = GraphSettings(
             tokens=self.micro_batch,
-            logit_rows=output_count,
+            logit_rows=logit_rows,
             cells_by_window={window_size: self.window_cells(window_size) for window_size in window_sizes},
             uses_flash_attention=self.uses_flash_attention,
             layer_cache=self.layer_cache,
@@ -225,7 +229,7 @@ class GgmlServer(GgmlSettings):
             is_module=min(layers) >= layer_count,
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
-        layer_keys = self._layer_keys(placements, size_and_device_by_name, moved_tokens, layers)
+        layer_keys = self._layer_keys(tensor_placement, size_and_device_by_name, moved_tokens, layers)
         graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph_rules,
@@ -234,7 +238,7 @@ class GgmlServer(GgmlSettings):
             self.model.vocab_size,
             {i: layers[i] for i in graph_indices},
             max(layers) + 1,
-            placements.layers.device,
+            tensor_placement.layers.device,
             size_and_device_by_name.get,
         )
         is_pipelined = (
@@ -242,7 +246,7 @@ class GgmlServer(GgmlSettings):
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.is_cache_on_layer_device
-            and not placements.has_overrides
+            and not tensor_placement.has_overrides
         )
         return buffer_sizes(model_graph.build_graph(), self.devices, is_pipelined)
 
@@ -266,14 +270,14 @@ class GgmlServer(GgmlSettings):
         layer_keys: list[Hashable] = []
         for i, layer in layers.items():
             layer_tensors = tensors_by_layer.get(i, ())
-            expert_homes = {
+            expert_devices = {
                 size_and_device_by_name[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
             }
             weight_keys = []
             for tensor in layer_tensors:
                 tensor_bytes, device = size_and_device_by_name[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
-                    copies_experts = len(expert_homes) > 1 or (
+                    copies_experts = len(expert_devices) > 1 or (
                         device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
                     )
                 else:
@@ -284,15 +288,17 @@ class GgmlServer(GgmlSettings):
             layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
-    def buffers(self, placement: TensorDevices) -> BufferSizes:
+    def buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
         """Returns all buffers by device."""
         buffers = BufferSizes(
-            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+            self.model_buffers(tensor_placement),
+            self.cache_buffers(tensor_placement),
+            self.compute_buffers(tensor_placement),
         )
         if self.encoder_buffers:
             buffers = buffers.with_added_buffers(BufferSizes({}, {}, self.encoder_buffers))
         if self.is_drafting_with_mtp:
-            buffers = buffers.with_added_buffers(self.module_buffers(placement))
+            buffers = buffers.with_added_buffers(self.module_buffers(tensor_placement))
         if self.draft_server is None:
             return buffers
         return buffers.with_added_buffers(self.draft_server.buffers(self.draft_server.placement))

@@ -49,7 +49,11 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"),
+                (
+                    version_rules.start
+                    for version_rules in self.engine_record.versions
+                    if version_rules.outputs == "sequences"
+                ),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
@@ -75,12 +79,12 @@ class GgmlSettings(EngineServer):
         backend_name = DEVICE_NAMES.get(vendor_name, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            listed_names = [device_name.strip() for device_name in str(device_list).split(",")]
-            if listed_names == ["none"]:
+            device_names = [device_name.strip() for device_name in str(device_list).split(",")]
+            if device_names == ["none"]:
                 return ()
-            if listed_names[0].startswith(VULKAN):
+            if device_names[0].startswith(VULKAN):
                 backend_name = VULKAN
-            device_count = len(listed_names)
+            device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
         if device_count > MOST_DEVICES:
@@ -114,8 +118,8 @@ class GgmlSettings(EngineServer):
     @property
     def sequences(self) -> int:
         """The number of the server's slots, which run sequences in parallel (--parallel)."""
-        chosen_number = int(self.flags.get("parallel", -1))
-        return chosen_number if chosen_number > 0 else self.rules.parallel
+        stated_sequences = int(self.flags.get("parallel", -1))
+        return stated_sequences if stated_sequences > 0 else self.rules.parallel
 
     @property
     def is_unified(self) -> bool:

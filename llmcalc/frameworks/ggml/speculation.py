@@ -131,11 +131,11 @@ def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
 
     None for a file that is here, and for a name that states none.
     """
-    is_of_gguf = draft_name.lower().endswith(".gguf") or "gguf:" in draft_name.lower()
-    return known_checkpoint(draft_name) if is_of_gguf and not Path(draft_name).is_file() else None
+    is_gguf_name = draft_name.lower().endswith(".gguf") or "gguf:" in draft_name.lower()
+    return known_checkpoint(draft_name) if is_gguf_name and not Path(draft_name).is_file() else None
 
 
-def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, is_unified: bool) -> dict[str, Any]:
+def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequence_count: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context_tokens: tokens of the target model's cache."""
     inherited_flags = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
     chosen_flags = {
@@ -143,5 +143,5 @@ def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, i
     }
     return {
         **inherited_flags, **chosen_flags,
-        "ctx_size": context_tokens, "parallel": sequences, "kv_unified": is_unified, "fit": "off",
+        "ctx_size": context_tokens, "parallel": sequence_count, "kv_unified": is_unified, "fit": "off",
     }  # fmt: skip

@@ -127,9 +127,9 @@ class ModelGraph:
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
-    def _weight(self, weight_name: str, layer: int | None) -> Tensor:
+    def _weight(self, weight_name: str, layer_index: int | None) -> Tensor:
         bytes_and_device = self.weight(weight_name)
-        device = HOST if layer is None else self.layer_device(layer)
+        device = HOST if layer_index is None else self.layer_device(layer_index)
         tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
@@ -148,7 +148,7 @@ class ModelGraph:
             tensor_bytes *= dimension
         return Tensor(tensor_bytes // 256, source_tensors)
 
-    def _inplace(self, replaced_tensor: Tensor, *source_tensors: Tensor, may_move: bool = False) -> Tensor:
+    def _inplace_result(self, replaced_tensor: Tensor, *source_tensors: Tensor, may_move: bool = False) -> Tensor:
         return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout, may_move=may_move)
 
     def _view(self, input_tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
@@ -157,25 +157,25 @@ class ModelGraph:
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
     def matmul(
-        self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
+        self, weight_name: str, layer_index: int | None, output_width: int, input_tensor: Tensor, tokens: int
     ) -> Tensor:
-        weight = self._weight(weight_name, layer)
+        weight = self._weight(weight_name, layer_index)
         return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=self._is_moved(tokens))
 
     def _is_moved(self, tokens: int) -> bool:
         """Whether an operation on `tokens` tokens with a weight on the host moves to a GPU (`offload_op`)."""
         return self.rules.is_product_moved(tokens) and self.settings.moves_weights
 
-    def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
-        weight = self._weight(weight_name, layer)
+    def norm(self, weight_name: str, layer_index: int | None, input_tensor: Tensor) -> Tensor:
+        weight = self._weight(weight_name, layer_index)
         tokens = input_tensor.layout[-2] if input_tensor.layout else 0
         may_move = self._is_moved(tokens)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout, may_move=may_move)
-        normed_tensor = self._inplace(input_tensor, input_tensor)
-        if layer is not None and self.settings.full_offload:
-            normed_tensor.device = self.layer_device(layer)
-        return self._inplace(normed_tensor, normed_tensor, weight, may_move=may_move)
+        normed_tensor = self._inplace_result(input_tensor, input_tensor)
+        if layer_index is not None and self.settings.full_offload:
+            normed_tensor.device = self.layer_device(layer_index)
+        return self._inplace_result(normed_tensor, normed_tensor, weight, may_move=may_move)
 
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
@@ -228,8 +228,8 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(element_count, operation_name="cache", device=cache_device)
-            for element_count in settings.layer_cache(layer)
+            Tensor(cache_bytes, operation_name="cache", device=cache_device)
+            for cache_bytes in settings.layer_cache(layer)
         )
         head_dim, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
@@ -247,8 +247,8 @@ class ModelGraph:
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
-        query = self._inplace(query, query, self.positions)
-        key = self._inplace(key, key, self.positions)
+        query = self._inplace_result(query, query, self.positions)
+        key = self._inplace_result(key, key, self.positions)
         key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
         value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=LEAST_ROTATION)
         query = self.apply_rotation(query, (head_dim, heads, tokens), key_rotation)
@@ -264,7 +264,7 @@ class ModelGraph:
         heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
         if gate_width:
             gate = self._new_tensor((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
-            heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
+            heads_output = self._inplace_result(heads_output, heads_output, self._inplace_result(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, tokens)
 
     def _attention_over_shared_cache(
@@ -273,7 +273,7 @@ class ModelGraph:
         """Adds the attention of a layer that reads an earlier layer's keys and values (Gemma 3n, Gemma 4 E2B)."""
         tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.heads
         query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, heads, tokens)))
-        query = self._inplace(query, query, self.positions)
+        query = self._inplace_result(query, query, self.positions)
         query = self.apply_rotation(
             query, (head_dim, heads, tokens), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
         )
@@ -302,7 +302,7 @@ class ModelGraph:
             )
             return self._view(weighted_values, (value_dim * heads, tokens))
         scores = self._new_tensor((cache_cells, tokens, heads), cached_keys, query)
-        scores = self._inplace(scores, scores, self.mask(window_size))
+        scores = self._inplace_result(scores, scores, self.mask(window_size))
         weighted_values = self._new_tensor((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new_tensor((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
@@ -376,8 +376,8 @@ class ModelGraph:
         tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
         key_cache, value_cache = (
-            Tensor(cache_size, operation_name="cache", device=cache_device)
-            for cache_size in self.settings.layer_cache(layer)
+            Tensor(cache_bytes, operation_name="cache", device=cache_device)
+            for cache_bytes in self.settings.layer_cache(layer)
         )
         keys_and_values = self.matmul(
             f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
@@ -501,7 +501,7 @@ class ModelGraph:
             group_heads = min(group_size, heads - finished_heads)
             query_group = query if step_count == 1 else self._view(query, None, has_offset=True)
             scores = self._new_tensor((cache_cells, tokens, group_heads), cache, query_group)
-            scores = self._inplace(scores, scores, self.mask(window_size))
+            scores = self._inplace_result(scores, scores, self.mask(window_size))
             weighted_latents = self._new_tensor((latent_rank, tokens, group_heads), cached_values, scores)
             finished_heads += group_heads
             attention_output = (
@@ -518,8 +518,8 @@ class ModelGraph:
 
     def apply_gate(self, gate: Tensor, up_output: Tensor) -> Tensor:
         if self.rules.style == "silu":
-            activated_gate = self._inplace(gate, gate)
-            return self._inplace(activated_gate, activated_gate, up_output)
+            activated_gate = self._inplace_result(gate, gate)
+            return self._inplace_result(activated_gate, activated_gate, up_output)
         return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.layout)
 
     def network(
@@ -531,7 +531,7 @@ class ModelGraph:
                 self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up_output
             )
         else:
-            up_output = self._inplace(up_output, up_output)
+            up_output = self._inplace_result(up_output, up_output)
         return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
@@ -544,7 +544,7 @@ class ModelGraph:
             )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
-        router_probs = self._inplace(logits, logits)
+        router_probs = self._inplace_result(logits, logits)
         sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
@@ -561,17 +561,19 @@ class ModelGraph:
             inner_states = (
                 self.apply_gate(expert_product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up_output)
                 if layer.is_gated
-                else self._inplace(up_output, up_output)
+                else self._inplace_result(up_output, up_output)
             )
         down_product = expert_product("ffn_down_exps", self.hidden_size, inner_states, chosen_experts)
-        down_product = self._inplace(down_product, down_product, expert_weights)
+        down_product = self._inplace_result(down_product, down_product, expert_weights)
         if self.rules.style == "ik" or k == 1:
             return self._new_tensor((self.hidden_size, tokens), self._view(down_product, None))
         summed_output = self._new_tensor(
             (self.hidden_size, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
         )
         for _ in range(k - 2):
-            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, has_offset=True))
+            summed_output = self._inplace_result(
+                summed_output, summed_output, self._view(down_product, None, has_offset=True)
+            )
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
@@ -604,19 +606,19 @@ class ModelGraph:
         may_move = self._is_moved(tokens)
         conv_weight = self._weight(f"blk.{i}.ssm_conv1d.weight", i)
         conv_qkv = self._new_tensor((net_sizes.channels, tokens), conv_inputs, conv_weight, may_move=may_move)
-        conv_qkv = self._inplace(conv_qkv, conv_qkv)
+        conv_qkv = self._inplace_result(conv_qkv, conv_qkv)
         query = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None))
         key = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
         value = self._view(conv_qkv, None, has_offset=True)
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
             operand_weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
-            decay = self._inplace(decay, decay, *operand_weights, may_move=may_move)
+            decay = self._inplace_result(decay, decay, *operand_weights, may_move=may_move)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
-        beta = self._inplace(beta, beta)
+        beta = self._inplace_result(beta, beta)
         state_count = sequence_count * (1 + self.settings.drafted_by_modules)
-        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
-        recurrence_output = self._new_tensor(result_elements, query, key, value, decay, beta, recurrent_state)
+        result_shape = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
+        recurrence_output = self._new_tensor(result_shape, query, key, value, decay, beta, recurrent_state)
         states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
         self.graph.add_operations(self._store_in_cache(state_cache, states))
         value_bytes = heads * net_sizes.value_dim * tokens * F32
@@ -624,7 +626,7 @@ class ModelGraph:
         normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, output_values)
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
-        normed_output = self._inplace(normed_output, normed_output, self._inplace(gate, gate))
+        normed_output = self._inplace_result(normed_output, normed_output, self._inplace_result(gate, gate))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, self._view(normed_output, None), tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
@@ -653,8 +655,10 @@ class ModelGraph:
                     else self._new_tensor((self.hidden_size, tokens), layer_output, output_rows)
                 )
                 residual = self._new_tensor((self.hidden_size, tokens), residual, output_rows)
-            residual_stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
-            residual_stream = self._with_network(i, layer, residual_stream, tokens)
+            residual_stream = (
+                residual if layer_output is None else self._inplace_result(layer_output, layer_output, residual)
+            )
+            residual_stream = self._with_feed_forward(i, layer, residual_stream, tokens)
             if per_layer_vectors is not None:
                 layer_vectors = Tensor(
                     layer.per_layer_width * self.settings.tokens * F32, (per_layer_vectors,), "view", has_offset=i > 0
@@ -698,22 +702,22 @@ class ModelGraph:
         shape = width * self.layer_count, tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
         embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
-        embedding_vectors = self._inplace(embedding_vectors, embedding_vectors)
+        embedding_vectors = self._inplace_result(embedding_vectors, embedding_vectors)
         self.graph.add_operations(embedding_vectors)
         projection = self.matmul("per_layer_model_proj.weight", None, shape[0], embeddings, tokens)
-        projection = self.norm("per_layer_proj_norm.weight", None, self._inplace(projection, projection))
-        summed_vectors = self._inplace(projection, projection, embedding_vectors)
-        return self._new_tensor(shape, self._view(self._inplace(summed_vectors, summed_vectors), None))
+        projection = self.norm("per_layer_proj_norm.weight", None, self._inplace_result(projection, projection))
+        summed_vectors = self._inplace_result(projection, projection, embedding_vectors)
+        return self._new_tensor(shape, self._view(self._inplace_result(summed_vectors, summed_vectors), None))
 
     def _with_layer_vectors(
         self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, tokens: int
     ) -> Tensor:
         """Returns the residual stream with the gated vectors of a layer."""
         gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, tokens)
-        gated_vectors = self._inplace(gate, self._inplace(gate, gate), layer_vectors)
+        gated_vectors = self._inplace_result(gate, self._inplace_result(gate, gate), layer_vectors)
         layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden_size, gated_vectors, tokens)
         layer_output = self.norm(f"blk.{i}.post_norm.weight", i, layer_output)
-        return self._inplace(residual_stream, residual_stream, layer_output)
+        return self._inplace_result(residual_stream, residual_stream, layer_output)
 
     def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Returns the output of a layer's attention or recurrence; None for a layer without either."""
@@ -732,7 +736,7 @@ class ModelGraph:
             attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
         return attention_output
 
-    def _with_network(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
+    def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
         if not layer.width and not layer.experts:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
@@ -743,14 +747,14 @@ class ModelGraph:
             network_output = self.norm(
                 f"blk.{i}.post_ffw_norm_2.weight", i, self.experts(i, layer, normed_input, tokens)
             )
-            network_output = self._inplace(dense_output, dense_output, network_output)
+            network_output = self._inplace_result(dense_output, dense_output, network_output)
         elif layer.experts:
             network_output = self.experts(i, layer, normed_input, tokens)
             if layer.shared_width:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
-                network_output = self._inplace(network_output, network_output, shared_output)
+                network_output = self._inplace_result(network_output, network_output, shared_output)
         else:
             network_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
             network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
-        return self._inplace(network_output, network_output, residual_stream)
+        return self._inplace_result(network_output, network_output, residual_stream)

@@ -75,14 +75,17 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, OFF)
         mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown()
-        tp, pp = (max(1, integer_of(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
+        tp, pp = (
+            max(1, integer_of(reader, size_name, arguments.get(size_name, 1), minimum=0))
+            for size_name in PARALLEL_SIZES
+        )
         spec = _model_of(reader, arguments, mixer_kind, tp)
         run_settings = {
             "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer_kind],
             **_kernel_settings(reader, arguments),
         }
-        config = _deepspeed_keys(reader, arguments)
+        config = _deepspeed_config(reader, arguments)
         if tp * pp > 1:
             neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
             return reader.launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
@@ -106,7 +109,9 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
-    sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
+    sixteen_bit_formats = [
+        format_name for format_name in ("fp16", "bf16") if reader.table(config, format_name).get("enabled") is True
+    ]
     if not sixteen_bit_formats:
         reader.refuse(
             "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
@@ -136,9 +141,13 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     )
 
 
-def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
+def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    deepspeed_config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
+    deepspeed_config = {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name in DEEPSPEED
+    }
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -158,8 +167,8 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
     kernel_settings: dict[str, Any] = {}
     if reader.flag(arguments, "checkpoint_activations"):
-        layers = reader.integer(arguments, "checkpoint_num_layers", 1)
-        kernel_settings["recompute"] = "full" if layers == 1 else f"every:{layers}"
+        layer_count = reader.integer(arguments, "checkpoint_num_layers", 1)
+        kernel_settings["recompute"] = "full" if layer_count == 1 else f"every:{layer_count}"
     if reader.flag(arguments, "layernorm_fusion") or reader.flag(arguments, "rmsnorm_fusion"):
         kernel_settings["norm"] = "fused"
     return kernel_settings
@@ -167,9 +176,9 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
-    config_value = reader.value(arguments, "attention_config", [[["global"], "all"]])
+    attention_config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
-    for layer_entry in config_value if isinstance(config_value, list) else [config_value]:
+    for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:
         mixer_names = layer_entry[0] if isinstance(layer_entry, list) and layer_entry else layer_entry
         mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
     if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):
@@ -251,7 +260,7 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, rope_base = (
-        reader.value(arguments, argument_name, value) for argument_name, value in ROTATION.items()
+        reader.value(arguments, argument_name, default_value) for argument_name, default_value in ROTATION.items()
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")

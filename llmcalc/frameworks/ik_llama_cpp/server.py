@@ -27,15 +27,17 @@ class IkLlamaCppServer(GgmlServer):
     name = "ik_llama.cpp"
 
 
-def check_model(preset: Preset, version: EngineVersion) -> None:
+def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that the version has no architecture for."""
-    check_architecture(preset, read_record(), version)
+    check_architecture(preset, read_record(), engine_version)
 
 
-def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
+def create_server(
+    preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
+) -> GgmlServer:
     """Returns a server of ik_llama.cpp.
 
     Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
     """
-    check_model(preset, version)
-    return IkLlamaCppServer(preset, hardware, version, flags, read_record())
+    check_model(preset, engine_version)
+    return IkLlamaCppServer(preset, hardware, engine_version, flags, read_record())

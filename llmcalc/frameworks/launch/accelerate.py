@@ -77,7 +77,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         accumulation_steps = integer_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
     tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
-    if any(str(table.get("dynamo_backend") or "NO").upper() != "NO" for table in tables):
+    if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in tables):
         run_settings["compile"] = True
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:

@@ -22,7 +22,9 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
-    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
+    launcher_index = next(
+        (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
+    )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = arguments_of(
@@ -43,7 +45,7 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
-    return _with_command_flags(file_table, {key: plain_value(value) for key, value in flags.items()})
+    return _with_command_flags(file_table, {key: plain_value(flag_value) for key, flag_value in flags.items()})
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {key: value for key, value in flags.items() if re.fullmatch(flag_pattern, key)}
+        section_flags = {key: flag_value for key, flag_value in flags.items() if re.fullmatch(flag_pattern, key)}
         if section_flags:
             section_table = config.get(section_name)
             config[section_name] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
@@ -121,13 +123,13 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
         is_stated = any(config.get(argument_name) not in (None, "", []) for argument_name in argument_group)
         if is_stated or (argument_group is PRECISION_KEYS and not sets_precision):
             launcher_arguments = {
-                argument_name: value
-                for argument_name, value in launcher_arguments.items()
+                argument_name: argument_value
+                for argument_name, argument_value in launcher_arguments.items()
                 if argument_name not in argument_group
             }
     return {
         **config,
-        **{name: value for name, value in launcher_arguments.items() if config.get(name) is None},
+        **{name: argument_value for name, argument_value in launcher_arguments.items() if config.get(name) is None},
     }
 
 

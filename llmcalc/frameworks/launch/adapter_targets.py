@@ -127,8 +127,8 @@ TOKENS = re.compile(
 def _last_components(pattern_text: str) -> Iterator[str]:
     """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
     for alternative in _split_alternatives(pattern_text):
-        alternatives_by_piece: list[list[str]] = []  # after the last dot: the alternatives of each piece
-        text_position, earlier_text = 0, ""
+        piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
+        text_position, matched_text = 0, ""
         while text_position < len(alternative):
             if alternative[text_position] == "(":
                 group_end = _end_of_group(alternative, text_position)
@@ -137,24 +137,24 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 has_quantifier = text_position < len(alternative) and alternative[text_position] in "?*+"
                 text_position += has_quantifier
                 if "." in group_text and not has_quantifier:
-                    alternatives_by_piece = [list(_last_components(group_text))]
+                    piece_alternatives = [list(_last_components(group_text))]
                 elif not has_quantifier:
-                    alternatives_by_piece.append(_split_alternatives(group_text))
+                    piece_alternatives.append(_split_alternatives(group_text))
                 continue
             token_match = TOKENS.match(alternative, text_position)
             if token_match is None:
                 raise ValueError(alternative)
-            earlier_text, text_position = earlier_text + token_match[0], token_match.end()
+            matched_text, text_position = matched_text + token_match[0], token_match.end()
             if token_match["dot"]:
-                alternatives_by_piece = []
+                piece_alternatives = []
             elif token_match["word"]:
-                alternatives_by_piece.append([token_match["word"]])
+                piece_alternatives.append([token_match["word"]])
             elif token_match["set"] and re.fullmatch(r"\[\w+\]", token_match["set"]):
-                alternatives_by_piece.append(list(token_match["set"][1:-1]))
+                piece_alternatives.append(list(token_match["set"][1:-1]))
             elif token_match["any"] or token_match["set"]:
-                alternatives_by_piece.append([])
-        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and alternatives_by_piece:
-            for combination_number, piece_texts in enumerate(product(*alternatives_by_piece)):
+                piece_alternatives.append([])
+        if not any(encoder_name in matched_text for encoder_name in ENCODERS) and piece_alternatives:
+            for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
                 if combination_number >= MOST:
                     raise ValueError(pattern_text)
                 yield "".join(piece_texts)

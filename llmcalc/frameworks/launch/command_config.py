@@ -44,11 +44,11 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
     """
-    config_words = config_file_and_words(command_line)
-    if config_words is None:
+    config_file_and_range = config_file_and_words(command_line)
+    if config_file_and_range is None:
         other_words = [*command_line.words]
     else:
-        other_words = [*command_line.words[: config_words[1]], *command_line.words[config_words[2] :]]
+        other_words = [*command_line.words[: config_file_and_range[1]], *command_line.words[config_file_and_range[2] :]]
     typed_values: dict[str, Any] = {}
     arguments: list[str] = []
     for command_word in other_words:
@@ -57,7 +57,9 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
             arguments.append(command_word)
         else:
             typed_values[override_match[1]] = override_match[2]
-    typed_values |= {keyword_of(name): value for name, value in arguments_of(arguments, name_in_errors).items()}
+    typed_values |= {
+        keyword_of(name): argument_value for name, argument_value in arguments_of(arguments, name_in_errors).items()
+    }
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
         config_key = printable(typed_name)[:150]

@@ -212,12 +212,12 @@ def command_line(command: ShellCommand) -> CommandLine | None:
 
 def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
     """Returns the command `trl …` that has the arguments of a Python file; empty for other files."""
-    options = {word.partition("=")[0] for word in command_words}
+    options = {command_word.partition("=")[0] for command_word in command_words}
     if options.intersection(PEFT_OPTIONS):
         return "trl sft"
     script_match = TRL_SCRIPT.fullmatch(script_path)
-    is_of_trl = options.issuperset(TRL_OPTIONS) and "--do_train" not in options
-    return f"trl {script_match[1]}" if script_match and (TRL_FOLDER.search(script_path) or is_of_trl) else ""
+    is_trl_script = options.issuperset(TRL_OPTIONS) and "--do_train" not in options
+    return f"trl {script_match[1]}" if script_match and (TRL_FOLDER.search(script_path) or is_trl_script) else ""
 
 
 def _without_separator(command_words: list[str]) -> list[str]:
@@ -269,17 +269,17 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 
 
 def plain_arguments(
-    arguments: Mapping[str, Any], reader: LaunchReader, read_names: Sequence[str] | frozenset[str]
+    arguments: Mapping[str, Any], reader: LaunchReader, recognized_names: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in the names, and with parsed booleans and numbers.
 
-    read_names: names whose values matter. One of them that is known only when the script runs is an error.
+    recognized_names: names whose values matter. One of them that is known only when the script runs is an error.
     """
     plain_values: dict[str, Any] = {}
     for flag_name, argument_value in arguments.items():
         argument_keyword = keyword_of(flag_name)
         for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
-            if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in read_names:
+            if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in recognized_names:
                 raise reader.argument_error(flag_name, unresolved_reason(written_value))
         plain_values[argument_keyword] = plain_value(argument_value)
     return plain_values

@@ -38,16 +38,17 @@ def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]
     launch: the run, whose batch is the examples of a micro-batch. calls: name and arguments of each call in the file.
     """
     loss_calls = [(name, arguments) for name, arguments in calls if LOSS.fullmatch(name) is not None]
-    text_count = next((TEXTS[name] for name, _ in loss_calls if name in TEXTS), 2)
-    sequence_count = launch.settings["batch"] * text_count
+    texts_per_example = next((TEXTS[name] for name, _ in loss_calls if name in TEXTS), 2)
+    sequence_count = launch.settings["batch"] * texts_per_example
     batch_note = (
-        f"an example is counted as {'1 text' if text_count == 1 else f'{text_count} texts'} of the longest length; "
+        f"an example is counted as {'1 text' if texts_per_example == 1 else f'{texts_per_example} texts'} of the "
+        "longest length; "
         "--batch says the texts of a micro-batch together, --seq the tokens of the longest one"
     )
     for name, arguments in loss_calls:
-        mini_batch = arguments.get("mini_batch_size", MINI_BATCH)
-        if name.startswith("Cached") and type(mini_batch) is int and mini_batch > 0:
-            sequence_count = min(mini_batch, launch.settings["batch"])
+        mini_batch_size = arguments.get("mini_batch_size", MINI_BATCH)
+        if name.startswith("Cached") and type(mini_batch_size) is int and mini_batch_size > 0:
+            sequence_count = min(mini_batch_size, launch.settings["batch"])
             batch_note = f"{name}: {sequence_count:,} texts at a time have activations"
     return replace(
         launch,

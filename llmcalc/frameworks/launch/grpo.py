@@ -102,14 +102,14 @@ def colocated_rollout(
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
     element_bytes = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
     has_master_weights = launched_run.settings.get("master_weights") == "none"
-    engine_sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
+    has_sleep_mode = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
     has_fp32_logits = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
     logit_bytes = (8 if batch_size == 1 else 6) if has_fp32_logits else (4 if batch_size == 1 else 3)
     return Rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, batch_size, launched_run, memory_share, max_tokens) if is_colocated else {},
-        sleeps_while_idle=is_colocated and engine_sleeps,
+        sleeps_while_idle=is_colocated and has_sleep_mode,
         offloaded_states=offloaded_states if is_colocated else frozenset(),
         reference_model=AdditionalModel(
             "device" if has_reference else "none",

@@ -90,15 +90,15 @@ def changes_of_model(
     """
     model_changes = ModelChanges()
     model_names = _model_names(syntax_tree)
-    _add_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
-    _add_optimizer(model_changes, syntax_tree, call_nodes)
+    _record_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
+    _record_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         model_changes.unknown_arguments["requires_grad"] = FROZEN
     for call in call_nodes:
-        _add_conversion(model_changes, call, model_names)
-        _add_head(model_changes, call)
-    _add_sizes(model_changes, syntax_tree, call_nodes)
+        _record_conversion(model_changes, call, model_names)
+        _record_head(model_changes, call)
+    _record_sizes(model_changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
@@ -117,8 +117,8 @@ def _is_model_call(expression: ast.expr) -> bool:
     """Whether an expression returns the trained model: a call that loads or converts the model, or adds adapters."""
     while isinstance(expression, ast.Call):
         called_name = dotted_name_of(expression.func)
-        method = called_name.rpartition(".")[2]
-        if method in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+        method_name = called_name.rpartition(".")[2]
+        if method_name in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
             return re.search(r"okenizer|Processor|Config\.", called_name) is None
         expression = expression.func.value if isinstance(expression.func, ast.Attribute) else expression.func
     return False
@@ -129,8 +129,11 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
     assignments = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
     ]
-    targets = [target for node in assignments for target in node.targets]
-    name_nodes = [target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target for target in targets]
+    target_nodes = [target_node for node in assignments for target_node in node.targets]
+    name_nodes = [
+        target_node.elts[0] if isinstance(target_node, ast.Tuple) and target_node.elts else target_node
+        for target_node in target_nodes
+    ]
     return {
         variable_node.id
         for variable_node in name_nodes
@@ -138,12 +141,12 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
     }
 
 
-def _add_adapters(
+def _record_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
     """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
-    imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
-    peft_names = {alias.name for node in imports if (node.module or "").startswith("peft") for alias in node.names}
+    import_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
+    peft_names = {alias.name for node in import_nodes if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
         called_name, class_name = dotted_name_of(call.func), _called_name(call)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
@@ -164,28 +167,28 @@ def _is_unset(value_node: ast.expr) -> bool:
     return isinstance(value_node, ast.Constant) and value_node.value in (None, False, "none", "", 0)
 
 
-def _add_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+def _record_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
-        target.id: _called_name(node.value)
+        target_node.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for target in node.targets
-        if isinstance(target, ast.Name)
+        for target_node in node.targets
+        if isinstance(target_node, ast.Name)
     }
     for call in calls:
-        argument_pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+        optimizers_node = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
         if (
             not _called_name(call).endswith("Trainer")
-            or not isinstance(argument_pair, ast.Tuple | ast.List)
-            or not argument_pair.elts
+            or not isinstance(optimizers_node, ast.Tuple | ast.List)
+            or not optimizers_node.elts
         ):
             continue
-        optimizer = argument_pair.elts[0]
-        if isinstance(optimizer, ast.Constant) and optimizer.value is None:
+        optimizer_node = optimizers_node.elts[0]
+        if isinstance(optimizer_node, ast.Constant) and optimizer_node.value is None:
             continue
-        class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
-        class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
+        class_name = _called_name(optimizer_node) if isinstance(optimizer_node, ast.Call) else ""
+        class_name = class_name or created_optimizers.get(dotted_name_of(optimizer_node), "")
         if class_name in OPTIMIZER_CLASSES:
             model_changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
         else:
@@ -204,11 +207,11 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
         if id(node) in other_model_nodes:
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
-            target = node.targets[0]
+            target_node = node.targets[0]
             if (
-                isinstance(target, ast.Attribute)
-                and target.attr == "requires_grad"
-                and _is_of_trained_model(target.value)
+                isinstance(target_node, ast.Attribute)
+                and target_node.attr == "requires_grad"
+                and _is_of_trained_model(target_node.value)
             ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
@@ -223,7 +226,7 @@ def _is_of_trained_model(owner_node: ast.expr) -> bool:
     return not any(map(OTHER_MODELS.search, node_names))
 
 
-def _add_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
+def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
     if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in model_names:
         model_changes.arguments["torch_compile"] = True
@@ -236,28 +239,31 @@ def _add_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Co
         model_changes.arguments["dtype"] = FORMATS[call.func.attr]
     if call.func.attr == "to":
         value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
-        for format_name in (dotted_name_of(value).removeprefix("torch.") for value in value_nodes):
+        for format_name in (dotted_name_of(value_node).removeprefix("torch.") for value_node in value_nodes):
             if format_name in FORMATS.values():
                 model_changes.arguments["dtype"] = format_name
 
 
-def _add_head(model_changes: ModelChanges, call: ast.Call) -> None:
+def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if HEADS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD
 
 
-def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
     for call in calls:
         if _called_name(call) in ("from_pretrained", "from_config"):
             config_sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     for statement in ast.walk(syntax_tree):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if isinstance(target, ast.Attribute) and re.search(r"config$", dotted_name_of(target.value)) is not None:
-            config_sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
+        target_node = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if (
+            isinstance(target_node, ast.Attribute)
+            and re.search(r"config$", dotted_name_of(target_node.value)) is not None
+        ):
+            config_sizes[target_node.attr] = statement.value if isinstance(statement, ast.Assign) else None
     new_sizes = {
         field_name: value.value
         for field_name, value in config_sizes.items()
@@ -272,12 +278,12 @@ def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequ
 
 def _replaces_layers(statement: ast.AST, model_names: Collection[str]) -> bool:
     """Whether a statement assigns or deletes layers of the model."""
-    targets: list[ast.expr] = []
+    target_nodes: list[ast.expr] = []
     if isinstance(statement, ast.Assign | ast.Delete):
-        targets = statement.targets
-    for target in targets:
-        target_node = target.value if isinstance(target, ast.Subscript) else target
-        owner_name, _, path = dotted_name_of(target_node).partition(".")
-        if owner_name in model_names and path.rpartition(".")[2] in LAYER_LISTS:
+        target_nodes = statement.targets
+    for target_node in target_nodes:
+        owner_node = target_node.value if isinstance(target_node, ast.Subscript) else target_node
+        owner_name, _, attribute_path = dotted_name_of(owner_node).partition(".")
+        if owner_name in model_names and attribute_path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

@@ -64,7 +64,10 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(file.read_python is not None and file.is_python(python_text) for file in launch_file_kinds()):
+    if any(
+        launch_file.read_python is not None and launch_file.is_python(python_text)
+        for launch_file in launch_file_kinds()
+    ):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:
@@ -109,13 +112,13 @@ def _python_of_cell(cell: str) -> str:
         return cell
     python_lines: list[str] = []
     is_continued = False
-    for line in cell.split("\n"):
-        magic_match = None if is_continued else LINE_OF_IPYTHON.search(line)
+    for cell_line in cell.split("\n"):
+        magic_match = None if is_continued else LINE_OF_IPYTHON.search(cell_line)
         if magic_match is not None:
             python_lines.append(f"{magic_match[1] or ''}pass")
         elif not is_continued:
-            python_lines.append(line)
-        is_continued = (magic_match is not None or is_continued) and line.rstrip().endswith("\\")
+            python_lines.append(cell_line)
+        is_continued = (magic_match is not None or is_continued) and cell_line.rstrip().endswith("\\")
     python_text = "\n".join(python_lines)
     return python_text if _is_valid_python(python_text) else ""
 
@@ -139,10 +142,10 @@ def _script_of_cell(cell: str) -> str:
         return f"cat > {file_name} <<'{FILE_END}'\n{cell_body}\n{FILE_END}" if FILE_END not in cell_body else ""
     command_lines: list[str] = []
     is_continued = False
-    for line in cell.split("\n"):
-        command = re.match(r"\s*!+(.*)", line)
+    for cell_line in cell.split("\n"):
+        command = re.match(r"\s*!+(.*)", cell_line)
         if command is not None or is_continued:
-            command_text = line if command is None else command[1]
+            command_text = cell_line if command is None else command[1]
             command_lines.append(re.sub(r"\$?\{(\w+)\}", r"${\1}", command_text))
             is_continued = command_text.rstrip().endswith("\\")
     return "\n".join(command_lines)

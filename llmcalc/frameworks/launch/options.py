@@ -51,7 +51,8 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(option_value, _value_in_file(launched_run, option))
+            for option, option_value in options.items()
         },
     )
 
@@ -76,7 +77,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
     )
 
 
-def _file_value(launched_run: Launch, option: str) -> Any:
+def _value_in_file(launched_run: Launch, option: str) -> Any:
     """Returns a launch file's value of an option; None if not stated."""
     if option == "framework":
         return launched_run.framework
@@ -96,18 +97,20 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
     unsupported_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
     option_values = {
-        option: value for option, value in launched_run.settings.items() if option not in unsupported_options
+        option: setting_value
+        for option, setting_value in launched_run.settings.items()
+        if option not in unsupported_options
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
-    replaced_values = {
-        option: OptionOverride(option_value, _file_value(launched_run, option))
+    option_overrides = {
+        option: OptionOverride(option_value, _value_in_file(launched_run, option))
         for option, option_value in options.items()
     }
     changed_launch = replace(
         launched_run,
         settings={**option_values, **settings},
-        option_overrides=replaced_values,
+        option_overrides=option_overrides,
         keeps_checkpoint_format=launched_run.keeps_checkpoint_format and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
@@ -123,20 +126,20 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     world_size = launched_run.layout.world_size
     if launched_run.framework == WITHOUT_A_NAME:
         layout_request = LayoutRequest(devices=world_size, **options)
-        framework_record = framework_of(layout_request)
+        selected_framework = framework_of(layout_request)
         settings = dict(launched_run.settings)
-        if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+        if selected_framework.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             trains_adapters = "lora_rank" in settings and "dtype" in settings
             settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
-        is_default = framework_record.name == WITHOUT_A_NAME
+        is_default_framework = selected_framework.name == WITHOUT_A_NAME
         return replace(
             launched_run,
-            framework=framework_record.name,
+            framework=selected_framework.name,
             layout=layout_of(layout_request),
             settings=settings,
-            own_settings=launched_run.own_settings if is_default else None,
-            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default,
+            own_settings=launched_run.own_settings if is_default_framework else None,
+            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default_framework,
         )
     if framework_name not in (None, launched_run.framework):
         framework_title = framework(launched_run.framework).title

@@ -79,19 +79,19 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
         return UnknownValue("not …") if isinstance(operand_value, UnknownValue) else not operand_value
     if isinstance(expression, ast.IfExp):
-        condition = value_of(expression.test, known_values, nesting_depth + 1)
-        if isinstance(condition, UnknownValue):
+        condition_value = value_of(expression.test, known_values, nesting_depth + 1)
+        if isinstance(condition_value, UnknownValue):
             return UnknownValue("a choice")
-        return value_of(expression.body if condition else expression.orelse, known_values, nesting_depth + 1)
+        return value_of(expression.body if condition_value else expression.orelse, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
         return True
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
         return _equality_result(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Subscript):
         known_table = known_values.get(dotted_name_of(expression.value))
-        item_name = value_of(expression.slice, known_values, nesting_depth + 1)
-        if isinstance(known_table, dict) and isinstance(item_name, str) and item_name in known_table:
-            return known_table[item_name]
+        item_key = value_of(expression.slice, known_values, nesting_depth + 1)
+        if isinstance(known_table, dict) and isinstance(item_key, str) and item_key in known_table:
+            return known_table[item_key]
     if isinstance(expression, ast.Dict):
         return _table_value(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
@@ -149,7 +149,9 @@ def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting
     """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
     item_value = value_of(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
-    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
+    is_nested = isinstance(inner_values, list) and any(
+        isinstance(inner_value, dict | list) for inner_value in inner_values
+    )
     return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
 
 
@@ -240,7 +242,9 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
         return {}
     names_and_values = zip(target_node.elts, value_node.elts, strict=True)
     return {
-        name.id: value_of(element, known_values) for name, element in names_and_values if isinstance(name, ast.Name)
+        name.id: value_of(value_element, known_values)
+        for name, value_element in names_and_values
+        if isinstance(name, ast.Name)
     }
 
 
@@ -375,8 +379,8 @@ class Configurations:
             plain_value = self._plain_value(condition, variables, configs_by_variable)
             return None if isinstance(plain_value, UnknownValue) else bool(plain_value)
         left_value, right_value = (
-            self._plain_value(operand_side, variables, configs_by_variable)
-            for operand_side in (condition.left, condition.comparators[0])
+            self._plain_value(operand, variables, configs_by_variable)
+            for operand in (condition.left, condition.comparators[0])
         )
         if isinstance(left_value, UnknownValue) or isinstance(right_value, UnknownValue):
             return None
@@ -386,9 +390,9 @@ class Configurations:
         """Returns the value of an expression that builds no configuration, also after `.lower()`."""
         if isinstance(expression, ast.Call):
             if isinstance(expression.func, ast.Attribute) and expression.func.attr == "lower" and not expression.args:
-                plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
-                if isinstance(plain_text, str):
-                    return plain_text.lower()
+                text_value = self._plain_value(expression.func.value, variables, configs_by_variable)
+                if isinstance(text_value, str):
+                    return text_value.lower()
             return UnknownValue(expression_description(expression))
         config = self.evaluate(expression, variables, configs_by_variable, 0)
         return config[""] if set(config) == {""} else UnknownValue(expression_description(expression))
@@ -413,7 +417,9 @@ class Configurations:
         self.count_work(len(owner_config) + len(config))
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {f"{attr_name}.{config_key}".rstrip("."): value for config_key, value in config.items()}
+        owner_config |= {
+            f"{attr_name}.{config_key}".rstrip("."): config_value for config_key, config_value in config.items()
+        }
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 

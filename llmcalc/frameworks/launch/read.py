@@ -77,18 +77,18 @@ def read_launch(
             read_text=_text_reader(TYPED_COMMAND, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
-    typed_text = typed_launch(str(launch_path))
-    name_in_errors = Path(typed_text.path)
+    typed_parts = typed_launch(str(launch_path))
+    name_in_errors = Path(typed_parts.path)
     return launch_of(
         read_launch_text(name_in_errors),
-        typed_text.path,
+        typed_parts.path,
         world_size,
         allows_unknown,
         release_date=release_date,
         gpu_name=gpu_name,
         launch_folder=name_in_errors.parent,
-        shell_variables=typed_text.variables,
-        arguments=typed_text.arguments,
+        shell_variables=typed_parts.variables,
+        arguments=typed_parts.arguments,
         options=options,
     )
 
@@ -202,7 +202,9 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
-        file.title for file in launch_file_kinds() if file.read_python is not None and file not in REFUSED
+        launch_file.title
+        for launch_file in launch_file_kinds()
+        if launch_file.read_python is not None and launch_file not in REFUSED
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
@@ -393,25 +395,29 @@ def _read_training_command(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
                 )
     for program_line in command_lines:
-        config_words = config_file_and_words(program_line)
-        if config_words is not None:
-            return _read_config(config_words[0], program_line, source_of_command(program_line), options)
+        config_file_and_range = config_file_and_words(program_line)
+        if config_file_and_range is not None:
+            return _read_config(config_file_and_range[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            recipe_name = next(
+                (command_word for command_word in program_line.words if not command_word.startswith("-")), "NAME"
+            )
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = _table_kind(program_line)
-        if table_kind is not None and table_kind.read is not None:
+        config_kind = _table_kind(program_line)
+        if config_kind is not None and config_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
+            arguments_table = {
+                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
+            }
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
-                table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
+                config_kind, config_kind.read, arguments_table, source_of_command(program_line), options
             )
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
@@ -449,7 +455,10 @@ def _read_by_arguments(
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
+        (command.line, command_word)
+        for command in start_commands
+        for command_word in command.words
+        if is_unresolved(command_word)
     )
     line_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
@@ -473,12 +482,12 @@ def _read_by_arguments(
 
 def _read_python_of_command(
     command_lines: Sequence[CommandLine],
-    start_source: Callable[[CommandLine], LaunchSource],
+    source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
     for program_line in command_lines:
-        source_file = start_source(program_line)
+        source_file = source_function(program_line)
         if not program_line.path or is_unresolved(program_line.path):
             continue
         try:
@@ -487,7 +496,10 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(file.read_python is not None and file.is_python(file_text) for file in launch_file_kinds()):
+        if any(
+            launch_file.read_python is not None and launch_file.is_python(file_text)
+            for launch_file in launch_file_kinds()
+        ):
             return _read_python(
                 file_text, replace(source_file, name_in_errors=file_path, arguments=program_line.words), options
             )
@@ -505,7 +517,9 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
     distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
+    varying_loops = {
+        variable: flag_values for variable, flag_values in distinct_values_by_variable.items() if len(flag_values) > 1
+    }
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(
@@ -561,11 +575,11 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
     def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
             return fetch_table(file_name)
-        file_text, error_name = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
+        file_text, name_in_error = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
-            raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
-        return _parse_table(file_text, error_name)
+            raise InputError(f"{name_in_error}: {unresolved_reason(unknown_word)}")
+        return _parse_table(file_text, name_in_error)
 
     return replace(source_file, read_text=read_text_file, fetch_table=read_table)
 
@@ -574,8 +588,10 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
-        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
-        for line in program_lines
+        program_line
+        if (file_kind := _kind_with_launcher(program_line)) is None
+        else file_kind.with_launcher(program_line)
+        for program_line in program_lines
     ]
 
 
@@ -583,7 +599,11 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
     installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program),
+        (
+            file_kind
+            for file_kind in launch_file_kinds()
+            if file_kind.launcher and file_kind.launcher == installed_program
+        ),
         None,
     )
 
@@ -595,8 +615,8 @@ def _table_kind(command_line: CommandLine) -> LaunchFile | None:
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
     """Returns the keys of config files that a command implies, with their values."""
-    table_kind = _table_kind(command_line)
-    return {} if table_kind is None else table_kind.commands[command_line.program]
+    config_kind = _table_kind(command_line)
+    return {} if config_kind is None else config_kind.commands[command_line.program]
 
 
 COUNTS = {

@@ -108,27 +108,29 @@ class Launch:
 
     def in_words_of_file(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
-        named_option = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
-        setting_name = named_option[1].replace("-", "_") if named_option else ""
-        if named_option is None or setting_name in self.option_overrides or setting_name not in self.settings:
+        option_match = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
+        setting_name = option_match[1].replace("-", "_") if option_match else ""
+        if option_match is None or setting_name in self.option_overrides or setting_name not in self.settings:
             return error
-        option_text = named_option[0].removesuffix(": ")
+        option_text = option_match[0].removesuffix(": ")
         written_text = self.written_options.get(setting_name)
         argument_text = f"{option_text} of the file" if written_text is None else f"{written_text} ({option_text})"
-        return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[named_option.end() :]}")
+        return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[option_match.end() :]}")
 
-    def with_stage_sizes(self, layers: int) -> Launch:
-        """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
+    def with_stage_sizes(self, layer_count: int) -> Launch:
+        """Returns the run with the layers of each stage of its pipeline. layer_count: those of the model."""
         stage_count = self.layout.pp * self.layout.vpp
         if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
             option_names = f"{self.name_in_errors}: stages that count embedding or loss as a layer"
-            stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.ends_counted_as_layers, option_names)
+            stage_sizes = stage_sizes_with_counted_ends(
+                layer_count, stage_count, *self.ends_counted_as_layers, option_names
+            )
             return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
         if self.end_stage_layers == (None, None):
             return self
         error_prefix = f"{self.name_in_errors}: layers of the first and of the last stage"
         stage_sizes = stage_sizes_between_ends(
-            layers, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
+            layer_count, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
         )
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
@@ -228,8 +230,8 @@ class LaunchSource:
         assignments_text = " ".join(
             f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
         )
-        typed_launch = f"--launch '{assignments_text} FILE'"
-        return f"{variable_names_text} of the launcher is not set: --devices, or {typed_launch}, says another number"
+        launch_option = f"--launch '{assignments_text} FILE'"
+        return f"{variable_names_text} of the launcher is not set: --devices, or {launch_option}, says another number"
 
 
 class CommandLine(NamedTuple):
@@ -434,9 +436,9 @@ class LaunchReader:
         self.assumed_defaults[argument_name] = default_value
         return default_value
 
-    def integer(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
+    def integer(self, config: Table, argument_name: str, default_value: int, *, minimum: int = 1) -> int:
         """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
-        return integer_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
+        return integer_of(self, argument_name, self.value(config, argument_name, default_value), minimum=minimum)
 
     def choice(
         self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
@@ -453,8 +455,8 @@ class LaunchReader:
 
     def optional_integer(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
-        written_size = config.get(argument_name)
-        return None if written_size is None else integer_of(self, argument_name, written_size)
+        written_number = config.get(argument_name)
+        return None if written_number is None else integer_of(self, argument_name, written_number)
 
     def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
@@ -482,18 +484,18 @@ class LaunchReader:
 
         name_prefix: what precedes the argument in the file; empty by default.
         """
-        ranks = self.integer(config, argument_name, 1)
-        if world_size % ranks:
+        rank_count = self.integer(config, argument_name, 1)
+        if world_size % rank_count:
             raise self.argument_error(
                 name_prefix + argument_name,
-                f"{ranks} on {world_size} devices; expected --devices with a multiple of {ranks}",
+                f"{rank_count} on {world_size} devices; expected --devices with a multiple of {rank_count}",
             )
-        if ranks > 1:
+        if rank_count > 1:
             self.notes.append(
-                f"{name_prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not "
-                "counted"
+                f"{name_prefix}{argument_name} {rank_count}: each rank has 1/{rank_count} of a sequence; "
+                "what it sends is not counted"
             )
-        return ranks
+        return rank_count
 
     def flag(self, config: Table, argument_name: str, default_flag: bool = False) -> bool:
         """Returns an argument's value as a boolean, or the default.
@@ -559,9 +561,9 @@ class LaunchReader:
 
     def refuse_groups(self, config: Table) -> None:
         """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
-        for group_size, rank_count in self.table(config, "parallelism_config").items():
-            if str(group_size).endswith("_size") and rank_count not in (None, 1):
-                self.refuse(f"parallelism_config.{group_size}"[:100], "groups of ranks are modelled with FSDP alone")
+        for size_name, rank_count in self.table(config, "parallelism_config").items():
+            if str(size_name).endswith("_size") and rank_count not in (None, 1):
+                self.refuse(f"parallelism_config.{size_name}"[:100], "groups of ranks are modelled with FSDP alone")
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
@@ -704,10 +706,19 @@ def share_of(reader: LaunchReader, argument_name: str, config: Table, default_sh
 
 def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
-    flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    booleans_by_word = {
+        "true": True,
+        "yes": True,
+        "1": True,
+        "on": True,
+        "false": False,
+        "no": False,
+        "0": False,
+        "off": False,
+    }
     if isinstance(written_flag, bool):
         return written_flag
-    truth_value = flags.get(str(written_flag).strip().lower()[:10])
+    truth_value = booleans_by_word.get(str(written_flag).strip().lower()[:10])
     if truth_value is None:
         raise reader.value_error(argument_name, written_flag, "true or false")
     return truth_value

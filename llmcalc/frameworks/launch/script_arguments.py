@@ -50,7 +50,9 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     )
     positional_word = typed_words[0] if typed_words and not typed_values else ""
     argument_values = {
-        name: argument for name, argument in {**default_values, **typed_values}.items() if argument is not None
+        name: argument_value
+        for name, argument_value in {**default_values, **typed_values}.items()
+        if argument_value is not None
     }
     argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
@@ -61,7 +63,10 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted_name_of(node)] = argument_values[node.attr]
-    used_arguments = {argument_name.rpartition(".")[2]: short_repr(value) for argument_name, value in variables.items()}
+    used_arguments = {
+        argument_name.rpartition(".")[2]: short_repr(variable_value)
+        for argument_name, variable_value in variables.items()
+    }
     used_values_text = ", ".join(
         f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
     )
@@ -75,13 +80,17 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             keywords = {keyword.arg: value_of(keyword.value, {}) for keyword in node.keywords if keyword.arg}
-            flags = [flag for flag in (value_of(argument, {}) for argument in node.args) if isinstance(flag, str)]
+            flags = [
+                flag for flag in (value_of(argument_node, {}) for argument_node in node.args) if isinstance(flag, str)
+            ]
             argument_name = str(keywords.get("dest") or next((flag for flag in flags if flag.startswith("--")), ""))
             action_name = keywords.get("action")
             default_value = keywords.get("default", {"store_true": False, "store_false": True}.get(str(action_name)))
             if argument_name:
                 yield argument_name.lstrip("-").replace("-", "_"), default_value
-        elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(line) for line in node.decorator_list):
+        elif isinstance(node, ast.ClassDef) and any(
+            "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
+        ):
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     yield statement.target.id, _field_default(statement.value)

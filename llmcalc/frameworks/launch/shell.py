@@ -47,23 +47,24 @@ def read_script(
     name_in_errors: str,
     typed_variables: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
-    machine_devices: int | None = None,
+    devices_per_machine: int | None = None,
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
-    machine_devices: number of devices of the container that runs the script; None (default) if unknown.
+    devices_per_machine: number of devices of the container that runs the script; None (default) if unknown.
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
+        name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        for name, variable_value in (typed_variables or {}).items()
     }
     shell_script = ShellScript(
         name_in_errors,
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
-        machine_devices=machine_devices,
+        machine_devices=devices_per_machine,
     )
     shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
     StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
@@ -88,12 +89,12 @@ class StatementReader(WordReader):
     """
 
     def __init__(
-        self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line: int = 1
+        self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line_number: int = 1
     ) -> None:
-        super().__init__(shell_script, script_text, nesting_depth, first_line)
+        super().__init__(shell_script, script_text, nesting_depth, first_line_number)
         self.branches: list[ShellBranch] = []
         self.waiting: list[tuple[str, bool]] = []
-        self.statement_start = (0, first_line)
+        self.statement_start = (0, first_line_number)
         self.here_string: str | None = None
         self.output_file = ""
         self.joined_by = ""
@@ -240,22 +241,22 @@ class StatementReader(WordReader):
 
         separator: the separator after the condition.
         """
-        condition = self.evaluate_condition(command_words)
+        condition_holds = self.evaluate_condition(command_words)
         if branch.joining_operator == "&":
-            condition = (
+            condition_holds = (
                 False
-                if False in (branch.condition, condition)
-                else (None if None in (branch.condition, condition) else True)
+                if False in (branch.condition, condition_holds)
+                else (None if None in (branch.condition, condition_holds) else True)
             )
         elif branch.joining_operator == "|":
-            condition = (
+            condition_holds = (
                 True
-                if True in (branch.condition, condition)
-                else (None if None in (branch.condition, condition) else False)
+                if True in (branch.condition, condition_holds)
+                else (None if None in (branch.condition, condition_holds) else False)
             )
-        branch.joining_operator, branch.condition = (separator if separator in ("&", "|") else ""), condition
+        branch.joining_operator, branch.condition = (separator if separator in ("&", "|") else ""), condition_holds
         if not branch.joining_operator:
-            branch.enter_next(condition)
+            branch.enter_next(condition_holds)
         else:
             branch.runs = None if branch.runs is not False else False
 
@@ -268,10 +269,12 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        condition = evaluate_test(command_words)
-        if condition is not None:
-            self.script.unset_variables |= {printable(word) for word in command_words if UNSET.fullmatch(word)}
-        return condition
+        condition_holds = evaluate_test(command_words)
+        if condition_holds is not None:
+            self.script.unset_variables |= {
+                printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
+            }
+        return condition_holds
 
     def open_block(self, command_words: list[str], separator: str) -> None:
         """Opens the block of a keyword such as `if`."""
@@ -287,10 +290,12 @@ class StatementReader(WordReader):
                 self.read_patterns(command_words[3:], ")")
             return
         elif command_words[0] in ("while", "until"):
-            condition_true = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
-            condition = condition_true if condition_true is None or command_words[0] == "while" else not condition_true
+            condition_holds = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
+            enters_block = (
+                condition_holds if condition_holds is None or command_words[0] == "while" else not condition_holds
+            )
             branch = ShellBranch(
-                condition, earlier_branch_runs=None, loop_start=self.statement_start if condition else None
+                enters_block, earlier_branch_runs=None, loop_start=self.statement_start if enters_block else None
             )
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
             branch = self.loop_block(
@@ -444,7 +449,7 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {name: text for name, text in assignments.items() if isinstance(text, str)}
+        env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )
@@ -525,7 +530,7 @@ class StatementReader(WordReader):
 
     def read_array(self) -> list[str]:
         array_items: list[str] = []
-        letter_count = 0
+        character_count = 0
         while True:
             self.skip_space()
             if self.at >= len(self.text):
@@ -543,6 +548,6 @@ class StatementReader(WordReader):
             else:
                 array_item = self.read_word()
                 array_items += array_item
-                letter_count += sum(map(len, array_item))
-            if letter_count > LONGEST_VALUE:
+                character_count += sum(map(len, array_item))
+            if character_count > LONGEST_VALUE:
                 raise self.error("an array grows too long")

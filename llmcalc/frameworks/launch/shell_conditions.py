@@ -64,7 +64,7 @@ def evaluate_test(command_words: list[str]) -> bool | None:
     A variable that the script never sets is assumed to be unset.
     """
     closing_words = {"[": "]", "[[": "]]", "test": ""}
-    command_words = ["" if UNSET.fullmatch(command_word) else command_word for command_word in command_words]
+    command_words = ["" if UNSET.fullmatch(word) else word for word in command_words]
     if not command_words or command_words[0] not in closing_words or any(is_unresolved(word) for word in command_words):
         return None
     if closing_words[command_words[0]] and command_words[-1] != closing_words[command_words[0]]:

@@ -156,11 +156,11 @@ class WordReader:
 
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
-        read_words: list[str] = []
+        finished_words: list[str] = []
         open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
         word_start = self.at
-        for piece_text, is_split in self.read_pieces():
-            if not is_split:
+        for piece_text, splits_words in self.read_pieces():
+            if not splits_words:
                 open_word_parts.append(piece_text)
                 continue
             split_texts = piece_text.split(ITEM) if ITEM in piece_text else piece_text.split()
@@ -169,24 +169,24 @@ class WordReader:
                 split_texts[0] = "".join([*open_word_parts, split_texts[0]])
                 open_word_parts = []
             if open_word_parts and split_texts:
-                read_words.append("".join(open_word_parts))
+                finished_words.append("".join(open_word_parts))
                 open_word_parts = []
             if split_texts:
-                read_words += split_texts[:-1]
+                finished_words += split_texts[:-1]
                 open_word_parts = [split_texts[-1]]
                 if piece_text[-1:].isspace():
-                    read_words.append(split_texts[-1])
+                    finished_words.append(split_texts[-1])
                     open_word_parts = []
         if open_word_parts:
-            read_words.append("".join(open_word_parts))
+            finished_words.append("".join(open_word_parts))
         if self.at == word_start:
             self.at += 1
-        return read_words
+        return finished_words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
-        letter_count, counted_piece_count = 0, 0
+        character_count, checked_piece_count = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.is_at_placeholder():
@@ -217,9 +217,9 @@ class WordReader:
                 word_pieces.append((expanded_text.replace(ITEM, " "), True))
             else:
                 word_pieces.append(self.read_plain_text(_PLAIN))
-            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_piece_count:])
-            counted_piece_count = len(word_pieces)
-            if letter_count > LONGEST_VALUE:
+            character_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[checked_piece_count:])
+            checked_piece_count = len(word_pieces)
+            if character_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return word_pieces
 
@@ -228,11 +228,11 @@ class WordReader:
         if self.text[self.at + 1] == '"':
             self.at += 2
             return self.read_quoted_text()
-        escaped_text = _ESCAPED.match(self.text, self.at + 2)
-        if escaped_text is None:
+        escaped_match = _ESCAPED.match(self.text, self.at + 2)
+        if escaped_match is None:
             raise self.error("a quote ' that does not end")
-        self.at = escaped_text.end()
-        unescaped_text = _ESCAPE.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), escaped_text[1])
+        self.at = escaped_match.end()
+        unescaped_text = _ESCAPE.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), escaped_match[1])
         return [(unescaped_text, False)]
 
     def read_quoted_text(self) -> list[tuple[str, bool]]:
@@ -341,9 +341,9 @@ class WordReader:
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
         if LISTED_DEVICES.match(command_text) is not None:
-            listed_devices = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
-            if isinstance(listed_devices, str | int):
-                return str(listed_devices)
+            device_count_text = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
+            if isinstance(device_count_text, str | int):
+                return str(device_count_text)
         npu_import_match = IMPORT_OF_NPU.match(command_text)
         if npu_import_match is not None:
             return npu_import_match[2]
@@ -445,16 +445,16 @@ class WordReader:
                 word_reader.at += 1
         return expanded_text
 
-    def expand_here_document(self, here_text: str) -> str:
+    def expand_here_document(self, here_document: str) -> str:
         """Returns the expanded text of a here-document, in which quotes are not special."""
-        word_reader = WordReader(self.script, here_text, self.depth + 1, self.line)
+        word_reader = WordReader(self.script, here_document, self.depth + 1, self.line)
         text_parts: list[str] = []
-        while word_reader.at < len(here_text):
-            character = here_text[word_reader.at]
+        while word_reader.at < len(here_document):
+            character = here_document[word_reader.at]
             if character in "$`":
                 text_parts.append(word_reader.read_expansion().replace(ITEM, " "))
-            elif character == "\\" and here_text[word_reader.at + 1 : word_reader.at + 2] in ("$", "`", "\\", "\n"):
-                text_parts.append(here_text[word_reader.at + 1].replace("\n", ""))
+            elif character == "\\" and here_document[word_reader.at + 1 : word_reader.at + 2] in ("$", "`", "\\", "\n"):
+                text_parts.append(here_document[word_reader.at + 1].replace("\n", ""))
                 word_reader.at += 2
             else:
                 text_parts.append(character)

@@ -200,12 +200,14 @@ PLAIN_PYTHON = ((), ("python",), ("python3",))
 
 def _add_data_parallel_note(reader: LaunchReader) -> None:
     """Adds a note on several visible devices of one process, over which the Trainer runs `nn.DataParallel`."""
-    visible_count = len([name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name])
-    if reader.source.world_size is None and visible_count > 1 and tuple(reader.source.launcher) in PLAIN_PYTHON:
+    visible_device_count = len(
+        [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
+    )
+    if reader.source.world_size is None and visible_device_count > 1 and tuple(reader.source.launcher) in PLAIN_PYTHON:
         reader.notes.append(
-            f"{visible_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, whose first "
-            "device gathers the logits of all, which is not counted; torchrun --nproc_per_node "
-            f"{visible_count} has no such device"
+            f"{visible_device_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, "
+            "whose first device gathers the logits of all, which is not counted; torchrun --nproc_per_node "
+            f"{visible_device_count} has no such device"
         )
 
 
@@ -601,7 +603,7 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return base_settings | lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 16)),
-        target_pair=("lora_target_modules", config.get("lora_target_modules")),
+        targets_argument=("lora_target_modules", config.get("lora_target_modules")),
         expert_argument=("lora_target_parameters", config.get("lora_target_parameters")),
         saved_modules=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout_value=config.get("lora_dropout"),
@@ -613,7 +615,7 @@ def lora_settings(
     reader: LaunchReader,
     *,
     rank: tuple[str, Any],
-    target_pair: tuple[str, Any],
+    targets_argument: tuple[str, Any],
     saved_modules: tuple[str, Any] = ("", None),
     dropout_value: Any = None,
     magnitude_value: Any = False,
@@ -621,7 +623,7 @@ def lora_settings(
 ) -> dict[str, Any]:
     """Returns the settings of LoRA adapters.
 
-    rank, target_pair, saved_modules: the argument's name and its value; None for the default.
+    rank, targets_argument, saved_modules: the argument's name and its value; None for the default.
     dropout_value: the dropout of the adapters' input; None or 0 for none.
     magnitude_value: whether adapters train magnitudes, too (DoRA); false by default.
     expert_argument: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
@@ -638,7 +640,7 @@ def lora_settings(
             reader.refuse(argument_name, "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled")
         adapter_settings["lora_experts"] = True
     for setting_name, (argument_name, written_names) in (
-        ("lora_targets", target_pair),
+        ("lora_targets", targets_argument),
         ("modules_to_save", saved_modules),
     ):
         if written_names in (None, [], ""):

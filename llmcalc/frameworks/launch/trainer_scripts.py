@@ -61,7 +61,7 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.assumed_defaults |= {
         name: value for name, value in trainer_arguments.items() if name in FILLED_IN and name not in config
     }
-    own_names = (
+    script_argument_names = (
         training_script.translated_arguments
         | training_script.ignored_arguments
         | training_script.refusal_reasons.keys()
@@ -69,7 +69,9 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored_arguments += sorted(training_script.ignored_arguments & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    other_arguments = {key: argument_value for key, argument_value in config.items() if key not in own_names}
+    other_arguments = {
+        key: argument_value for key, argument_value in config.items() if key not in script_argument_names
+    }
     return {**other_arguments, **trainer_arguments}
 
 
@@ -207,12 +209,12 @@ ALPACA_LORA_SIGNS = frozenset({"base_model", "data_path"})
 
 def _arguments_of_alpaca_lora(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Weights in 8 bits, and the others in float32 (`prepare_model_for_int8_training`), under autocast to fp16."""
-    micro_batch = reader.integer(config, "micro_batch_size", 4)
-    micro_batches = reader.integer(config, "batch_size", 128) // micro_batch // (reader.source.world_size or 1)
+    micro_batch_size = reader.integer(config, "micro_batch_size", 4)
+    micro_batch_count = reader.integer(config, "batch_size", 128) // micro_batch_size // (reader.source.world_size or 1)
     return {
         "model_name_or_path": config.get("base_model"),
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": max(1, micro_batches),
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": max(1, micro_batch_count),
         "max_length": reader.integer(config, "cutoff_len", 256),
         "optim": "adamw_torch",
         "fp16": True,

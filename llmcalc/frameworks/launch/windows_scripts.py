@@ -37,22 +37,22 @@ def shell_text(file_text: str, file_name: str) -> str:
     return file_text
 
 
-def _convert_batch_line(line: str) -> str:
-    line = line.strip().replace("\\", "/")
-    if _BATCH_WITHOUT_PROGRAMS.match(line):
+def _convert_batch_line(script_line: str) -> str:
+    script_line = script_line.strip().replace("\\", "/")
+    if _BATCH_WITHOUT_PROGRAMS.match(script_line):
         return ""
-    line = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", line.removeprefix("@").replace("%~dp0", "./"))
-    set_match = _BATCH_SET.match(line)
+    script_line = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", script_line.removeprefix("@").replace("%~dp0", "./"))
+    set_match = _BATCH_SET.match(script_line)
     if set_match is not None:
         return f'export {set_match[1]}="{set_match[2]}"'
-    line = _BATCH_START.sub("", line, count=1) if _BATCH_START.match(line) else line
-    return f"{line[:-1]}\\" if line.endswith("^") else line
+    script_line = _BATCH_START.sub("", script_line, count=1) if _BATCH_START.match(script_line) else script_line
+    return f"{script_line[:-1]}\\" if script_line.endswith("^") else script_line
 
 
-def _convert_powershell_line(line: str) -> str:
-    line = line.strip().replace("\\", "/")
-    set_match = _POWERSHELL_SET.match(line)
+def _convert_powershell_line(script_line: str) -> str:
+    script_line = script_line.strip().replace("\\", "/")
+    set_match = _POWERSHELL_SET.match(script_line)
     if set_match is not None:
         return f"{'export ' if set_match[1] else ''}{set_match[2]}={set_match[3]}"
-    line = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", line.removeprefix("&").lstrip(), flags=re.IGNORECASE)
-    return f"{line[:-1]}\\" if line.endswith("`") else line
+    script_line = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", script_line.removeprefix("&").lstrip(), flags=re.IGNORECASE)
+    return f"{script_line[:-1]}\\" if script_line.endswith("`") else script_line

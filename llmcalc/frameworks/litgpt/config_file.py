@@ -54,10 +54,12 @@ HEAD_CHUNK = 128
 def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
     train_table = config.get("train")
-    has_sizes = isinstance(train_table, Mapping) and (
+    has_batch_sizes = isinstance(train_table, Mapping) and (
         "micro_batch_size" in train_table or "global_batch_size" in train_table
     )
-    return has_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+    return has_batch_sizes and any(
+        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+    )
 
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
@@ -144,7 +146,7 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 8)),
-        target_pair=("lora_query", target_modules),
+        targets_argument=("lora_query", target_modules),
         dropout_value=reader.value(config, "lora_dropout", 0.05),
     )
     adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}

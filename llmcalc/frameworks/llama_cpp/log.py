@@ -118,12 +118,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
         memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
-    is_plan = not memory_terms
-    is_ollama = is_plan or "ollama" in log_values
-    if is_plan:
+    has_planned_sizes = not memory_terms
+    is_ollama = has_planned_sizes or "ollama" in log_values
+    if has_planned_sizes:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
+            LogTerm(buffer_name, log_values.byte_sizes(buffer_name)[-1])
+            for buffer_name in buffer_names
+            if buffer_name in log_values
         )
     if is_ollama:
         memory_terms = tuple(_with_encoder(memory_term, log_values) for memory_term in memory_terms)
@@ -141,9 +143,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         return None
     failed_buffer = ""
     if is_out_of_memory:
-        failed_buffer = next((name for name, hints in FAILURES.items() if log_text.lines_with(*hints)), "")
+        failed_buffer = next(
+            (buffer_name for buffer_name, failure_hints in FAILURES.items() if log_text.lines_with(*failure_hints)), ""
+        )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    cache_formats = {PLAIN_FORMATS.get(log_values.last_text(name), "") for name in ("key_format", "value_format")}
+    cache_formats = {
+        PLAIN_FORMATS.get(log_values.last_text(group_name), "") for group_name in ("key_format", "value_format")
+    }
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -155,11 +161,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         version=f"b{build_text}" if build_text and not is_ik_fork else build_text,
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
-        total_bytes=next(iter(_device_sizes(log_values)), None),
+        total_bytes=next(iter(_device_memory_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
-        note=PLAN_NOTE if is_plan and memory_terms else "",
+        note=PLAN_NOTE if has_planned_sizes and memory_terms else "",
         wrong_term=failed_buffer,
         suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"
@@ -180,7 +186,7 @@ def _is_slot_line(log_line: str) -> bool:
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
-def _device_sizes(log_values: LogValues) -> list[int]:
+def _device_memory_sizes(log_values: LogValues) -> list[int]:
     """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
     device_bytes = log_values.byte_sizes("vram")
     return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
@@ -193,9 +199,11 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
+    numbered_devices = {
+        log_term.device for log_term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", log_term.device or "")
+    }
     device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
-    device_bytes = _device_sizes(log_values)
+    device_bytes = _device_memory_sizes(log_values)
     if len(device_bytes) == device_count:
         tensor_split = [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
     else:
@@ -265,6 +273,6 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         )
         buffer_bytes = parse_bytes(buffer_match["size"])
         # full layers, layers with a window, and recurrent states
-        is_added = buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
-        bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if is_added else buffer_bytes
+        adds_to_buffer = buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
+        bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if adds_to_buffer else buffer_bytes
     return bytes_by_buffer

@@ -27,22 +27,24 @@ def read_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
-def check_model(preset: Preset, version: EngineVersion) -> None:
+def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that the version has no architecture for."""
-    check_architecture(preset, read_record(), version)
+    check_architecture(preset, read_record(), engine_version)
 
 
-def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
+def create_server(
+    preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
+) -> GgmlServer:
     """Returns a server of llama.cpp.
 
     Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
     """
-    check_model(preset, version)
+    check_model(preset, engine_version)
     encoder_file = flags.get("mmproj") or flags.get("mmproj_url")
     if encoder_file:
-        check_encoder(preset, read_record(), version, str(encoder_file))
+        check_encoder(preset, read_record(), engine_version, str(encoder_file))
     elif flags.get("mmproj_auto") and has_encoder(preset):
         with suppress(InputError):  # a repository has no file of an encoder that cannot be converted
-            check_encoder(preset, read_record(), version, ENCODER_OF_REPOSITORY)
+            check_encoder(preset, read_record(), engine_version, ENCODER_OF_REPOSITORY)
             flags = {**flags, "mmproj": ENCODER_OF_REPOSITORY}
-    return GgmlServer(preset, hardware, version, flags, read_record())
+    return GgmlServer(preset, hardware, engine_version, flags, read_record())

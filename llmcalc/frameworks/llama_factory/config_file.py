@@ -133,7 +133,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 if method_name
             },
         )
-        if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
+        if config.get("do_train") is not True and any(
+            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
+        ):
             raise reader.argument_error(
                 "do_train", "not true: the file predicts or evaluates; expected a file that trains"
             )
@@ -174,9 +176,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
             run_settings |= pair_settings(reader, loss_name, run_settings, _reference_model(config))
             if loss_name not in LOSSES_WITHOUT_REFERENCE:
-                has_frozen_copy = isinstance(reader.frozen, FrozenModel)
+                has_reference_model = isinstance(reader.frozen, FrozenModel)
                 reader.frozen = (
-                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
+                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_reference_model else POLICY_LOGITS
                 )
         elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
@@ -230,7 +232,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 8)),
-        target_pair=("lora_target", "all-linear" if target_modules == "all" else target_modules),
+        targets_argument=("lora_target", "all-linear" if target_modules == "all" else target_modules),
         saved_modules=("additional_target", config.get("additional_target")),
         dropout_value=config.get("lora_dropout"),
         magnitude_value=reader.flag(config, "use_dora"),
@@ -262,9 +264,9 @@ def _optimizer_settings(
 ) -> dict[str, Any]:
     """Returns the settings of an optimizer that LLaMA-Factory adds to the Trainer's (train/trainer_utils.py)."""
     if reader.flag(config, "use_galore"):
-        return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
+        return _low_rank_optimizer_settings(reader, config, "galore", run_settings, world_size)
     if reader.flag(config, "use_apollo"):
-        return _low_rank_optimizer(reader, config, "apollo", run_settings, world_size)
+        return _low_rank_optimizer_settings(reader, config, "apollo", run_settings, world_size)
     if reader.flag(config, "use_muon"):
         reader.assumed_defaults.pop("optim", None)
         if config.get("deepspeed") or config.get("fsdp"):
@@ -280,11 +282,11 @@ def _optimizer_settings(
 
 def _names_of_list(written_names: Any) -> set[str]:
     """Returns the names of a list, or of a text with commas between them (hparams, `split_arg`)."""
-    names = written_names.split(",") if isinstance(written_names, str) else written_names
-    return {str(name).strip() for name in names} if isinstance(names, list) else set()
+    listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
+    return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
 
 
-def _low_rank_optimizer(
+def _low_rank_optimizer_settings(
     reader: LaunchReader, config: Table, argument_prefix: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. argument_prefix: the common prefix of the arguments."""

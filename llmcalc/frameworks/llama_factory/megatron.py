@@ -53,7 +53,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
     reader.ignored_arguments = [
-        name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
+        argument_name
+        for argument_name in reader.ignored_arguments
+        if not argument_name.startswith("overlap_") or config.get(argument_name) is True
     ]
     uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
     if not uses_bridge:
@@ -80,7 +82,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         )
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
-    is_of_class = uses_bridge and config.get("bias_activation_fusion") is None
+    has_class_default = uses_bridge and config.get("bias_activation_fusion") is None
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -97,7 +99,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         recompute_method=config.get("recompute_method", "uniform"),
         recompute_num_layers=config.get("recompute_num_layers", 1),
         cross_entropy="fused" if fuses_loss and not uses_bridge and tp == 1 else loss_of(reader, fuses_loss, "native"),
-        fuses_activation=BRIDGE_FUSED if is_of_class else reader.flag(config, "bias_activation_fusion"),
+        fuses_activation=BRIDGE_FUSED if has_class_default else reader.flag(config, "bias_activation_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)

@@ -52,12 +52,14 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
                 reader.refuse(size_name, f"it is modelled as {rank_count}")
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
-        sequences_at_once = batch * world_size // sequence_ranks
-        global_batch = integer_of(reader, "global_batch_size", config.get("global_batch_size") or sequences_at_once)
+        sequences_per_micro_batch = batch * world_size // sequence_ranks
+        global_batch = integer_of(
+            reader, "global_batch_size", config.get("global_batch_size") or sequences_per_micro_batch
+        )
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, global_batch // sequences_at_once),
+            "num_microbatches": max(1, global_batch // sequences_per_micro_batch),
             "seq": -(-reader.integer(config, "cutoff_len", 2048) // sequence_ranks),
             "dtype": "bf16",
             "master_weights": "none",
@@ -148,7 +150,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("peft_config.r", reader.value(peft_table, "r", 8)),
-        target_pair=("peft_config.target_modules", "all-linear" if target_modules == "all" else target_modules),
+        targets_argument=("peft_config.target_modules", "all-linear" if target_modules == "all" else target_modules),
         saved_modules=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
         dropout_value=reader.value(peft_table, "lora_dropout", 0.05),
         magnitude_value=peft_table.get("use_dora"),
@@ -159,8 +161,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if str(quantization_table.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
         reader.refuse("quant_config", f"{short_repr(quantization_bits)} bits are not modelled; 4 and 8 by bnb are")
         return adapter_settings
-    quantizes_twice = quantization_table.get("double_quantization", True) is not False
-    return adapter_settings | {"base": "int8" if quantization_bits == 8 else "nf4-dq" if quantizes_twice else "nf4"}
+    has_double_quantization = quantization_table.get("double_quantization", True) is not False
+    return adapter_settings | {
+        "base": "int8" if quantization_bits == 8 else "nf4-dq" if has_double_quantization else "nf4"
+    }
 
 
 def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:
@@ -170,10 +174,10 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
     """
     modelled_values = {"freeze_trainable_modules": ("all", ["all"]), "freeze_extra_modules": (None, [])}
     reader.refuse_other_values(config, modelled_values, name_prefix, "; whole layers alone are")
-    layers = reader.value(config, "freeze_trainable_layers", 2)
-    if isinstance(layers, int) and layers < 0:
+    layer_count = reader.value(config, "freeze_trainable_layers", 2)
+    if isinstance(layer_count, int) and layer_count < 0:
         reader.refuse(
-            f"{name_prefix}freeze_trainable_layers", f"{layers}: the first layers are not modelled; the last are"
+            f"{name_prefix}freeze_trainable_layers", f"{layer_count}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}
+    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}

@@ -36,25 +36,25 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
 
 def is_llm_foundry(config: Table) -> bool:
     """Whether a table is a config of LLM Foundry."""
-    model = config.get("model")
-    return isinstance(model, Mapping) and "name" in model and "train_loader" in config
+    model_table = config.get("model")
+    return isinstance(model_table, Mapping) and "name" in model_table and "train_loader" in config
 
 
 def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         reader.requests_expandable_segments = config.get("expandable_segments") is not False
-        model = reader.table(config, "model")
+        model_table = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
         sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
             "seq": integer_of(reader, "max_seq_len", sequence_length),
-            "attn_implementation": _attention_kernel(reader, model),
+            "attn_implementation": _attention_kernel(reader, model_table),
             **_batch_settings(reader, config, world_size),
             **_optimizer_settings(reader, config),
         }
-        if model.get("peft_config") is not None:
+        if model_table.get("peft_config") is not None:
             reader.refuse("model.peft_config", "adapters of LLM Foundry are not modelled")
         fsdp_table = reader.table(config, "fsdp_config")
         if fsdp_table.get("activation_checkpointing") is True:
@@ -67,10 +67,10 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
-        if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt_model(reader, model, run_settings["seq"])
+        if str(model_table.get("name")) == "mpt_causal_lm":
+            spec = _mpt_model(reader, model_table, run_settings["seq"])
         else:
-            model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
+            model_name = str(model_table.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = None
         if is_sharded:
             reduction_settings = TitanSettings(
@@ -113,8 +113,8 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if optimizer not in OPTIMIZERS:
         reader.refuse("optimizer.name", f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are")
         return {}
-    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
-    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
+    optimizer_impl = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
+    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if optimizer_impl is None else {"optimizer_impl": optimizer_impl})
 
 
 def _number_formats(
@@ -155,30 +155,37 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     norm_table: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
     if "rmsnorm" in str(reader.value(model_section, "norm_type", "low_precision_layernorm")):
         norm_table = {"type": "rmsnorm"}
-    attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
-    attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
+    attention_table: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
+    attention_table |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention["num_key_value_heads"] = integer_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
-    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
+        attention_table["num_key_value_heads"] = integer_of(
+            reader, "model.attn_config.kv_n_heads", config["kv_n_heads"]
+        )
+    decoder_table: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
     if config.get("alibi"):
-        attention["position"] = {"type": "alibi"}
+        attention_table["position"] = {"type": "alibi"}
     elif config.get("rope"):
-        attention["position"] = {"type": "rope"}
+        attention_table["position"] = {"type": "rope"}
     elif reader.flag(model_section, "learned_pos_emb", True):
-        decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
-    network = {
+        decoder_table["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
+    network_table = {
         "type": "mlp",
         "intermediate_size": reader.integer(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
     }
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm_table, "norm_placement": "pre"}
+    decoder_table["block"] = {
+        "attention": attention_table,
+        "feed_forward": network_table,
+        "norm": norm_table,
+        "norm_placement": "pre",
+    }
     spec_table = {
         "vocab_size": model_sizes["vocab_size"],
         "hidden_size": model_sizes["d_model"],
         "tie_word_embeddings": reader.flag(model_section, "tie_word_embeddings", True),
         "max_position_embeddings": sequence_length,
-        "decoder": decoder,
+        "decoder": decoder_table,
     }
     return validate(ModelSpec, spec_table, reader.name_in_errors)

@@ -139,7 +139,9 @@ class LogValues:
 
     def stated_numbers(self, *group_names: str) -> dict[str, str]:
         """Returns regex group → matched number as text, without commas."""
-        return {name: self.last_text(name).replace(",", "") for name in group_names if name in self}
+        return {
+            group_name: self.last_text(group_name).replace(",", "") for group_name in group_names if group_name in self
+        }
 
     def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
@@ -151,7 +153,9 @@ class LogValues:
 
     def largest_terms(self, *group_names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
-        return [LogTerm(name, max(self.byte_sizes(name))) for name in group_names if name in self]
+        return [
+            LogTerm(group_name, max(self.byte_sizes(group_name))) for group_name in group_names if group_name in self
+        ]
 
     def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
@@ -182,15 +186,22 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
     A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
     """
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
-    group_names = sorted({group_name for ranks in named_ranks for group_name in ranks} - {"EP"})
-    sizes_by_group = {name: max(ranks.get(name, 0) for ranks in named_ranks) + 1 for name in group_names}
-    ranks_text = ", ".join(f"{name}{group_size - 1}" for name, group_size in sizes_by_group.items() if group_size > 1)
+    group_names = sorted({group_name for process_ranks in named_ranks for group_name in process_ranks} - {"EP"})
+    sizes_by_group = {
+        group_name: max(process_ranks.get(group_name, 0) for process_ranks in named_ranks) + 1
+        for group_name in group_names
+    }
+    ranks_text = ", ".join(
+        f"{group_name}{group_size - 1}" for group_name, group_size in sizes_by_group.items() if group_size > 1
+    )
     origin_remark = f"the log shows no arguments, but ranks up to {ranks_text}: computed with as many ranks"
     if not ranks_text:
         origin_remark = (
             f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
         )
-    return {name: size for name, size in sizes_by_group.items() if size > 1}, origin_remark if group_names else ""
+    return {
+        group_name: group_size for group_name, group_size in sizes_by_group.items() if group_size > 1
+    }, origin_remark if group_names else ""
 
 
 _PAIR = re.compile(
@@ -219,17 +230,17 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
         elif printed_value[0] in "'\"":
             printed_value = printed_value[1:-1]
         elif printed_value in "[{":
-            container_text = "" if is_cut_off else _container_text(arguments_text, pair_match.start("value"))
-            if not container_text:
+            bracketed_text = "" if is_cut_off else _bracketed_text(arguments_text, pair_match.start("value"))
+            if not bracketed_text:
                 is_cut_off = True
                 continue
-            text_position = pair_match.start("value") + len(container_text)
-            printed_value = _literal_value(container_text)
+            text_position = pair_match.start("value") + len(bracketed_text)
+            printed_value = _literal_value(bracketed_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
 
 
-def _container_text(arguments_text: str, container_start: int) -> str:
+def _bracketed_text(arguments_text: str, container_start: int) -> str:
     """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
     bracket_depth = 0
     for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, container_start):
@@ -241,11 +252,11 @@ def _container_text(arguments_text: str, container_start: int) -> str:
     return ""
 
 
-def _literal_value(container_text: str) -> Any:
+def _literal_value(bracketed_text: str) -> Any:
     """Returns the list or table that Python printed as this text; the text where it has other objects."""
     try:
-        literal_value = ast.literal_eval(container_text)
+        literal_value = ast.literal_eval(bracketed_text)
         repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print
         return literal_value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return container_text
+        return bracketed_text

@@ -21,7 +21,7 @@ def captures_step(implementation: str, modules: Collection[str]) -> bool:
     return implementation == "full_iteration" or (implementation in LAYER_GRAPHS and "full_iteration" in modules)
 
 
-def layer_graphs_note(pipeline_stages: int) -> str:
+def layer_graphs_note(stage_count: int) -> str:
     """Returns a note that the memory of layers' CUDA graphs is not counted."""
-    more_memory = "a few GB more, at times over 10" if pipeline_stages > 1 else "a few GB more"
-    return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {more_memory}"
+    extra_memory_text = "a few GB more, at times over 10" if stage_count > 1 else "a few GB more"
+    return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {extra_memory_text}"

@@ -28,7 +28,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         1 if memory_use.adapters is None else memory_use.trained_parameters / memory_use.parameter_count.total
     )
     gradient_bytes, state_bytes = (
-        trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings)
+        trained_fraction * bytes_per_parameter for bytes_per_parameter in optimizer_bytes(memory_estimate.settings)
     )
     parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
     included_parts = memory_estimate.states.parameter_count.include
@@ -60,11 +60,11 @@ def measure_passes(
 class StageRun:
     """Runs the passes of a micro-batch on a stage, without other stages.
 
-    first_repeats: repeats of its pattern of layers in the first run; None for all layers.
+    first_layer_repeats: repeats of its pattern of layers in the first run; None for all layers.
     """
 
     def __init__(
-        self, memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, first_repeats: int | None
+        self, memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, first_layer_repeats: int | None
     ) -> None:
         self.meter = VisitMeter()
         self.buffer_meter = Meter()
@@ -73,9 +73,9 @@ class StageRun:
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
         self.chunk = stage_chunk = next(
-            chunk
-            for chunk in rank_run.chunks
-            if chunk.stage is None or chunk.stage.chunk_index == pipeline_stage.chunk_index
+            model_chunk
+            for model_chunk in rank_run.chunks
+            if model_chunk.stage is None or model_chunk.stage.chunk_index == pipeline_stage.chunk_index
         )
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()
@@ -85,7 +85,7 @@ class StageRun:
         self._first_pass = PassVisits([], 0)
         if any(step.verb == "experts" for step in stage_chunk.program.root.steps()):
             # dispatchers keep tensors of the pass before
-            self.layers.set_repeats(first_repeats)
+            self.layers.set_repeats(first_layer_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
@@ -99,7 +99,7 @@ class StageRun:
         return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
+        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
         self.layers.set_repeats(layer_repeats)
         start_bytes = memory_meter.now
@@ -143,10 +143,12 @@ class StageRun:
 
 
 def _micro_batch_bytes(
-    saved_bytes: int, forward: PassVisits, backward: PassVisits, remaining_bytes: int
+    saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
-    forward_peaks, backward_peaks = (PeakByPath(module_visits.peak_by_path()) for module_visits in (forward, backward))
+    forward_peaks, backward_peaks = (
+        PeakByPath(module_visits.peak_by_path()) for module_visits in (forward_visits, backward_visits)
+    )
     return MicroBatchBytes(
         saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
     )

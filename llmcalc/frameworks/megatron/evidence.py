@@ -73,7 +73,10 @@ def check_components(spec: ModelSpec) -> None:
                 f"--framework megatron: Megatron-LM has no {model_component.kind} "
                 f"'{model_component.name}'{supported_text}; expected a model without it, or --framework torch or fsdp2"
             )
-    if any(isinstance(part, Norm) and part.gate_rank is not None for part in nested_parts(spec, frozenset({MTP.name}))):
+    if any(
+        isinstance(component_node, Norm) and component_node.gate_rank is not None
+        for component_node in nested_parts(spec, frozenset({MTP.name}))
+    ):
         raise InputError(
             "norms with a gate (gate_rank) are not modelled with --framework megatron; expected --framework fsdp2 or "
             "torch"

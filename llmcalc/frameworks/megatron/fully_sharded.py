@@ -96,9 +96,11 @@ class ShardedWeights:
         self.coordinates = rank_coordinates
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        has_format_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
+        has_gradient_dtype_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
         has_fp32_gradients = (
-            settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
+            settings.megatron_fsdp_main_grads_dtype == "fp32"
+            if has_gradient_dtype_argument
+            else settings.reduces_in_fp32
         )
         self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
         self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
@@ -118,9 +120,9 @@ class ShardedWeights:
         self.fp32_gradients: list[Storage] = []
         self.updated_sizes: list[int] = []
 
-    def _allocate(self, storage_bytes: int, memory_kind: str) -> Storage:
+    def _allocate(self, storage_bytes: int, memory_category: str) -> Storage:
         """Allocates bytes under a category of memory, such as weights."""
-        with count_storages_as(self.meter, memory_kind):
+        with count_storages_as(self.meter, memory_category):
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights_by_path: dict[Path, Storage]) -> None:
@@ -136,9 +138,11 @@ class ShardedWeights:
         shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
         self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
-        self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
+        self.updated_sizes = [
+            shard_size for bucket in trained_buckets for shard_size in self._shard_sizes_on_rank(bucket) if shard_size
+        ]
 
-    def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
+    def _shard_sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
         rank_coordinates, is_expert = self.coordinates, bucket.parameters[0].is_expert
         shard_start = bucket.shard_size * (
@@ -156,11 +160,11 @@ class ShardedWeights:
         if layer_index is None:
             bucket_indices = bucket_indices[:1]
         if layer_index is not None or not self.only_layers_prefetch:
-            next_positions = (
+            next_bucket_indices = (
                 range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
             prefetched_elements = 0
-            for i in next_positions:
+            for i in next_bucket_indices:
                 if prefetched_elements >= self.queue_elements // 2:
                     break
                 if i not in bucket_indices:
@@ -250,25 +254,27 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
     for parameter in parameters:
         layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
         parameters_by_group.setdefault((layer_index, parameter.is_expert, parameter.is_trained), []).append(parameter)
-    largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
+    largest_bucket_elements = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
     for (layer_index, is_expert, _), group_parameters in parameters_by_group.items():
-        for group_members in (
-            [group_parameters] if layer_index is not None else _parameter_groups(group_parameters, largest_bucket)
+        for bucket_parameters in (
+            [group_parameters]
+            if layer_index is not None
+            else _parameter_groups(group_parameters, largest_bucket_elements)
         ):
-            ordered_parameters = sorted(group_members, key=_row_size, reverse=True)
+            ordered_parameters = sorted(bucket_parameters, key=_row_size, reverse=True)
             shard_count = layout.expert_shards if is_expert else layout.shards
             bucket_elements, element_ranges = _pack_bucket(ordered_parameters, shard_count)
             buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, element_ranges))
     return buckets
 
 
-def _parameter_groups(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
+def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: int) -> Iterator[list[Parameter]]:
     """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)
-        if sum(group_parameter.size for group_parameter in parameter_group) >= largest_bucket:
+        if sum(group_parameter.size for group_parameter in parameter_group) >= largest_bucket_elements:
             yield parameter_group
             parameter_group = []
     if parameter_group:
@@ -308,12 +314,12 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
         gap_start, bucket_end = bucket_end + parameter.size, bucket_end + round_up(parameter.size, row_alignment)
         gap_size = row_alignment - unaligned_elements
         for long_parameter in long_parameters:
-            partner_remainder = long_parameter.size % row_alignment
-            if partner_remainder and unaligned_elements + partner_remainder <= row_alignment:
+            long_remainder = long_parameter.size % row_alignment
+            if long_remainder and unaligned_elements + long_remainder <= row_alignment:
                 long_parameters.remove(long_parameter)
-                start_by_path[long_parameter.path] = bucket_end - partner_remainder
-                gap_size -= partner_remainder
-                bucket_end += long_parameter.size - partner_remainder
+                start_by_path[long_parameter.path] = bucket_end - long_remainder
+                gap_size -= long_remainder
+                bucket_end += long_parameter.size - long_remainder
                 break
         for short_parameter in list(short_parameters):
             if short_parameter.size <= gap_size:

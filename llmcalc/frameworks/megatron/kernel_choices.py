@@ -189,8 +189,8 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
         recompute_layers=settings.recompute_num_layers or 1,
         recomputed_module_kinds=frozenset(
-            network_kind
-            for module_name, network_kind in NETWORKS.items()
+            module_kind
+            for module_name, module_kind in NETWORKS.items()
             if module_name in settings.recomputed_modules or (module_name == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,

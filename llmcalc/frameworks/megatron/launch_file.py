@@ -159,16 +159,19 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
+        environment.update(
+            (str(variable_name), _environment_text(variable_value))
+            for variable_name, variable_value in variables_table.items()
+        )
         for table_key in arguments_table:
             if table_key not in ENTRIES:
-                _note_entry(reader, table_key)
+                _record_table_key(reader, table_key)
     if not isinstance(arguments, Mapping):
         raise reader.value_error("MODEL_ARGS", arguments, "a table of argument: value")
     return arguments
 
 
-def _note_entry(reader: LaunchReader, table_key: str) -> None:
+def _record_table_key(reader: LaunchReader, table_key: str) -> None:
     """Records a key of the table as ignored or unknown."""
     if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
@@ -193,12 +196,12 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         if world_size > 1:
             devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
-    fewest_devices = smallest_world_size(settings)
-    if world_size % fewest_devices:
+    smallest_device_count = smallest_world_size(settings)
+    if world_size % smallest_device_count:
         raise reader.argument_error(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
-            f"--devices {fewest_devices}, or a multiple of it",
+            f"--devices {smallest_device_count}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
@@ -217,7 +220,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         reader.refuse(flag, refusal_reason)
-    if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
+    if settings.spec is not None and not any(layer_word in " ".join(settings.spec) for layer_word in KNOWN_LAYERS):
         reader.refuse("--spec", "layers of its own")
     if settings.fp8_format is not None:
         reader.notes.append(
@@ -260,24 +263,28 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    group_devices, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
-    moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
-    if group_devices <= 0 or moe_ranks <= 0:
-        return max(1, group_devices * settings.pp)
+    tp_cp_size, instance_count = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    expert_rank_count = max(1, settings.expert_model_parallel_size) * (
+        settings.expert_tensor_parallel_size or settings.tp
+    )
+    if tp_cp_size <= 0 or expert_rank_count <= 0:
+        return max(1, tp_cp_size * settings.pp)
     return (
-        group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instance_count) * max(1, settings.pp)
+        tp_cp_size
+        * math.lcm(expert_rank_count // math.gcd(tp_cp_size, expert_rank_count), instance_count)
+        * max(1, settings.pp)
     )
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
+    layers_per_stage, stage_count = settings.stage_layers, layout.pp * layout.vpp
     layer_count = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
-    if stage_sizes is not None and sum(stage_sizes) != settings.layers:
+    if layers_per_stage is not None and sum(layers_per_stage) != settings.layers:
         raise InputError(
-            f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
+            f"--pipeline-model-parallel-layout: {sum(layers_per_stage)} layers in all; expected {settings.layers}"
         )
-    if stage_sizes is None and layer_count % stage_count:
+    if layers_per_stage is None and layer_count % stage_count:
         raise InputError(
             f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layer_count} layers; expected a "
             "divisor"
@@ -325,10 +332,15 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
         elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
-            reason = next(
-                (reason for name_prefix, reason in REASONS.items() if argument_name.startswith(name_prefix)), ""
+            ignored_reason = next(
+                (
+                    ignored_reason
+                    for name_prefix, ignored_reason in REASONS.items()
+                    if argument_name.startswith(name_prefix)
+                ),
+                "",
             )
-            reader.refuse(flag, reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
+            reader.refuse(flag, ignored_reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored_arguments:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
@@ -360,7 +372,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.value_error(flag_name, written_value, _expected_types(possible_types))
+    raise reader.value_error(flag_name, written_value, _type_description(possible_types))
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
@@ -430,7 +442,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     return tuple(parsed_values)
 
 
-def _expected_types(value_types: Sequence[Any]) -> str:
+def _type_description(value_types: Sequence[Any]) -> str:
     """Returns a description of the types that an argument may have, for an error message."""
     type_names = {int: "a whole number", float: "a number", str: "text"}
     type_descriptions = []

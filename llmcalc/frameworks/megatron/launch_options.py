@@ -56,10 +56,10 @@ def _optimizer_arguments(optimizer: Any) -> dict[str, Any]:
 
 
 def _precision_arguments(precision: Any) -> dict[str, Any]:
-    known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
-    if precision not in known_values:
+    known_precisions = ("bf16-master", "fp32", *FP8_ARGUMENTS)
+    if precision not in known_precisions:
         raise InputError(
-            f"--precision {precision}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}"
+            f"--precision {precision}: not modelled of Megatron-LM; expected one of {', '.join(known_precisions)}"
         )
     fp8_arguments = FP8_ARGUMENTS.get(precision, {"fp8_format": None})
     return {"bf16": None if precision == "fp32" else True, "fp16": None, **fp8_arguments}
@@ -135,11 +135,15 @@ def _argument_name(flag: str) -> str:
 
 def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
-    setting = next(
-        (setting for flag, setting in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+    argument_value = next(
+        (
+            argument_value
+            for flag, argument_value in _find_arguments(config)[1].items()
+            if _argument_name(str(flag)) == argument_name
+        ),
         None,
     )
-    number_text = str(setting)
+    number_text = str(argument_value)
     return int(number_text) if number_text.isascii() and number_text.isdecimal() and len(number_text) < 12 else None
 
 

@@ -25,9 +25,9 @@ BILLION = 10**9
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
     log_values = LogValues(log_text, PATTERNS)
-    for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
-        if argument_name in log_values:
-            log_values.values[argument_name] = [f"{megabytes} MB" for megabytes in log_values.values[argument_name]]
+    for statistic_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
+        if statistic_name in log_values:
+            log_values.values[statistic_name] = [f"{megabytes} MB" for megabytes in log_values.values[statistic_name]]
     memory_terms = log_values.largest_terms(
         "weight_and_optimizer", "activation", "allocated", "peak_allocated", "reserved", "peak_reserved"
     )

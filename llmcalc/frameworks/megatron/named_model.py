@@ -100,7 +100,7 @@ def bridge_adapter_settings(
     settings = lora_settings(
         reader,
         rank=(f"{section_name}.rank", rank),
-        target_pair=(
+        targets_argument=(
             f"{section_name}.target_modules",
             list(BRIDGE_TARGETS) if target_modules is None else target_modules,
         ),
@@ -182,8 +182,8 @@ def end_stage_layers(
 
 def smallest_device_count(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    expert_ranks = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
-    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_ranks)
+    expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
+    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_rank_count)
 
 
 def megatron_run(
@@ -238,8 +238,8 @@ def megatron_run(
         fuses_activation=parallel_run.fuses_activation,
         fp8_arguments=parallel_run.fp8_arguments,
     )
-    own_settings = None if named_arguments == NamedModelArguments() else named_arguments
-    return LaunchSettings(layout, {**run_settings, **settings}, own_settings)
+    framework_settings = None if named_arguments == NamedModelArguments() else named_arguments
+    return LaunchSettings(layout, {**run_settings, **settings}, framework_settings)
 
 
 def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:

@@ -178,9 +178,11 @@ def optimizer_updates(
                 shard_width = (bucket_range.end - bucket_range.start) // buffer.shard_count
                 shard_start = bucket_range.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
-                    (parameter_start, parameter_end), bucket_number = buffer.ranges_by_parameter[id(parameter.tensor)]
+                    (parameter_start, parameter_end), bucket_of_parameter = buffer.ranges_by_parameter[
+                        id(parameter.tensor)
+                    ]
                     overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)
-                    if bucket_number == bucket_index and overlap_elements > 0:
+                    if bucket_of_parameter == bucket_index and overlap_elements > 0:
                         yield OptimizerUpdate(overlap_elements, state_count)
 
 

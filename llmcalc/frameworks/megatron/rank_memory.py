@@ -149,26 +149,29 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
-    splits_by_previous = _depends_on_previous_pass(settings)
+    distinguishes_previous_pass = _depends_on_previous_pass(settings)
     try:
-        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, splits_by_previous)
+        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, distinguishes_previous_pass)
         if recorded_chunks is not None:
-            pass_traces, chunk_records = recorded_chunks
-            first_layer_indices = [model_chunk.layers_before for model_chunk in chunk_records]
+            pass_traces, chunks = recorded_chunks
+            first_layer_indices = [recorded_chunk.layers_before for recorded_chunk in chunks]
             return RecordedRank(
                 pass_traces,
                 first_layer_indices,
-                [model_chunk.parameters for model_chunk in chunk_records],
-                splits_by_previous,
+                [recorded_chunk.parameters for recorded_chunk in chunks],
+                distinguishes_previous_pass,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
-        pass_traces = record_passes(rank_run, recorder, is_last_stage, splits_by_previous).traces()
+        pass_traces = record_passes(rank_run, recorder, is_last_stage, distinguishes_previous_pass).traces()
     except NotRepeatingError:
         return RecordedRank(None, (), ())
-    first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    first_layer_indices = [recorded_chunk.lowering.first_layer_index for recorded_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces, first_layer_indices, [chunk.parameters for chunk in rank_run.chunks], splits_by_previous
+        pass_traces,
+        first_layer_indices,
+        [model_chunk.parameters for model_chunk in rank_run.chunks],
+        distinguishes_previous_pass,
     )
 
 
@@ -194,7 +197,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
-    replay_result.peaks = {path: peak for path, peak in memory_meter.peaks.items() if path.phase in PHASES}
+    replay_result.peaks = {path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in PHASES}
     replay_result.rounding_bytes = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 

@@ -157,7 +157,9 @@ class RankRun:
         self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
         self.spec: ModelSpec = (
-            spec if settings.padded_vocabulary_size is None else _with_vocabulary(spec, settings.padded_vocabulary_size)
+            spec
+            if settings.padded_vocabulary_size is None
+            else _spec_with_vocabulary(spec, settings.padded_vocabulary_size)
         )
         self.graph: AutogradGraph = AutogradGraph(memory_meter)
         self.graph.keeps_gradients = False
@@ -171,7 +173,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens_per_rank, phase="training")
         )
-        self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
+        self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages_of_chunks()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.chunk_index = chunk_index
         self.buffers: list[GradientBuffer] = []
@@ -191,7 +193,7 @@ class RankRun:
         self.has_stepped: bool = False
         self.has_rope_tables: bool = False
 
-    def _stages(self) -> Sequence[Stage | None]:
+    def _stages_of_chunks(self) -> Sequence[Stage | None]:
         """Returns the pipeline stage of each chunk."""
         if self.layout.pp == 1:
             return [None]
@@ -235,9 +237,7 @@ class RankRun:
                 weights_by_chunk[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *extra_copy_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
-                    self.persistent_storages += [
-                        self.storage(table_bytes, "weights") for table_bytes in extra_copy_sizes
-                    ]
+                    self.persistent_storages += [self.storage(copy_bytes, "weights") for copy_bytes in extra_copy_sizes]
         self.rope_tables = [
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
@@ -297,7 +297,7 @@ class RankRun:
         self.updated_sizes = self.sharded_weights.updated_sizes
         self.states_per_parameter = [2] * len(self.updated_sizes)
         zero_storages = [self.storage(4 * element_count, "temporary") for element_count in self.updated_sizes]
-        self._make_states()
+        self._make_optimizer_states()
         del zero_storages
         self.graph.on_leaf_gradient = self._accumulate_in_bucket
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
@@ -315,11 +315,11 @@ class RankRun:
     ) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
-        for expert in (False, True):
+        for is_expert in (False, True):
             parameters = [
                 parameter
                 for parameter in model_chunk.parameters
-                if parameter.is_expert is expert and parameter.is_trained
+                if parameter.is_expert is is_expert and parameter.is_trained
             ]
             is_layout_sharded = self.sharding == "layout"
             muon_matrices = [
@@ -329,11 +329,11 @@ class RankRun:
                 parameter for parameter in parameters if not (is_layout_sharded and is_updated_by_muon(parameter))
             ]
             if muon_matrices:
-                yield pack_buffer(muon_matrices, expert, self.settings, self.layout, bucket_elements)
+                yield pack_buffer(muon_matrices, is_expert, self.settings, self.layout, bucket_elements)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
                 buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
                 yield make_buffer(
-                    buffer_parameters, expert, self.settings, self.layout, bucket_elements, is_tied, is_distributed
+                    buffer_parameters, is_expert, self.settings, self.layout, bucket_elements, is_tied, is_distributed
                 )
 
     def _make_rope_tables(self) -> None:
@@ -345,7 +345,7 @@ class RankRun:
         settings = self.settings
         if settings.is_latent:
             is_yarn = (settings.rope_type or "yarn") == "yarn"
-            for _ in range(self._attention_layers() if is_yarn else 0):
+            for _ in range(self._latent_attention_layer_count() if is_yarn else 0):
                 rope_dim = settings.qk_pos_emb_head_dim
                 self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)]
         elif settings.position_type == "rope":
@@ -355,7 +355,7 @@ class RankRun:
                 )
             )
 
-    def _attention_layers(self) -> int:
+    def _latent_attention_layer_count(self) -> int:
         """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
@@ -373,7 +373,7 @@ class RankRun:
         self.has_rope_tables = True
         table_bytes = (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim
         is_yarn = (settings.rope_type or "yarn") == "yarn"
-        for i in range(self._attention_layers()):
+        for i in range(self._latent_attention_layer_count()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
@@ -417,13 +417,15 @@ class RankRun:
         self.meter.place = AllocationPlace("step")
         copies_gradients = not settings.reduces_in_fp32 and not settings.adam_keeps_main_weights
         if self.sharded_weights is None and copies_gradients:
-            self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
+            self.gradient_copies = [
+                self.storage(4 * element_count, "gradients") for element_count in self.updated_sizes
+            ]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
-            self._make_states()
-        for gather_bytes in [] if settings.overlap_param_gather else self.step_gather_sizes:
-            self.storage(2 * gather_bytes, "communication")
+            self._make_optimizer_states()
+        for element_count in [] if settings.overlap_param_gather else self.step_gather_sizes:
+            self.storage(2 * element_count, "communication")
 
-    def _make_states(self) -> None:
+    def _make_optimizer_states(self) -> None:
         """Creates the optimizer's states in the first optimizer step."""
         for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
@@ -480,18 +482,20 @@ class RankRun:
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
-        recorder = self.passes
+        pass_recorder = self.passes
 
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = (
-            run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
+        output_tensor = (
+            run_forward()
+            if pass_recorder is None
+            else pass_recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
         )
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(model_chunk, output, chunk_input)
+        return ForwardOutput(model_chunk, output_tensor, chunk_input)
 
     def _forward_pass(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
@@ -521,18 +525,22 @@ class RankRun:
         loss_sum.node = sum_node
         return loss_sum
 
-    def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
+    def backward(
+        self, chunk_input: Tensor | None, forward_output: ForwardOutput, gradient: Tensor | None
+    ) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
         self.meter.place = AllocationPlace("backward")
         pass_recorder = self.passes
 
         def run_backward() -> None:
-            self._backward_pass(output, gradient)
+            self._backward_pass(forward_output, gradient)
 
         if pass_recorder is None:
             run_backward()
         else:
-            pass_recorder.backward(output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward)
+            pass_recorder.backward(
+                forward_output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward
+            )
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:
@@ -546,7 +554,7 @@ class RankRun:
     def receive_hidden(self) -> Tensor:
         """Returns the hidden states received from the previous stage, whose gradient the backward pass stores."""
         self.meter.place = AllocationPlace("forward", path="receive")
-        hidden_states = self._new_hidden()
+        hidden_states = self._allocate_hidden_states()
         tensor_reference = ref(hidden_states)
 
         def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
@@ -561,7 +569,7 @@ class RankRun:
         )
         return hidden_states
 
-    def _new_hidden(self) -> Tensor:
+    def _allocate_hidden_states(self) -> Tensor:
         """Allocates hidden states of this rank's tokens."""
         token_count = self.run_config.batch * self.run_config.workload.seq
         return self.graph.new_tensor((self.chunks[0].lowering.local_rows(token_count), self.spec.hidden_size), BFLOAT16)
@@ -587,14 +595,14 @@ class RankRun:
     def receive_gradient(self) -> Tensor:
         """Returns the gradient received from the next stage."""
         self.meter.place = AllocationPlace("backward", path="receive")
-        return self._new_hidden()
+        return self._allocate_hidden_states()
 
 
 _padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
 """Models with padded vocabularies; the model is kept so that no other one gets its id."""
 
 
-def _with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
+def _spec_with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
     """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
     cache_key = id(spec), vocabulary_size
     if cache_key not in _padded_specs:

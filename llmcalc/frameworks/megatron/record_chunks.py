@@ -67,8 +67,8 @@ class RecordedChunk:
     @cached_property
     def allocated_in_forward(self) -> Names:
         """The names of such tensors that a forward pass allocates."""
-        forward_storages = _allocated_in_forward(self.passes)
-        return frozenset(name for name, numbers in self.storages.items() if numbers[0] in forward_storages)
+        forward_storages = _storages_allocated_in_forward(self.passes)
+        return frozenset(name for name, storage_ids in self.storages.items() if storage_ids[0] in forward_storages)
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
@@ -91,9 +91,11 @@ class RecordedChunk:
             for (_, *pass_case), pass_trace in pass_traces.items()
         }
 
-    def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, names_allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({number for name in allocated_before for number in self.storages[name]})
+            return self.passes.traces(
+                {storage_id for name in names_allocated_before for storage_id in self.storages[name]}
+            )
         except NotRepeatingError:
             return None
 
@@ -109,11 +111,11 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 
 
 def record_chunks(
-    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, splits_by_previous: bool
+    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
-    is_last_stage, splits_by_previous: as in `record_passes`.
+    is_last_stage, distinguishes_previous_pass: as in `record_passes`.
     Raises `NotRepeatingError` if passes that should be alike are not.
     """
     rank_run = RankRun(spec, settings, rank, EventRecorder())
@@ -123,7 +125,7 @@ def record_chunks(
     if rank != first_rank and rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank, rank_run = first_rank, RankRun(spec, settings, first_rank, EventRecorder())
     chunk_count = len(rank_run.chunks)
-    chunk_list = [
+    recorded_chunks = [
         _recorded_chunk(
             spec,
             settings,
@@ -131,25 +133,31 @@ def record_chunks(
             rank_run,
             chunk_number,
             is_last_stage and chunk_number == chunk_count - 1,
-            splits_by_previous,
+            distinguishes_previous_pass,
         )
         for chunk_number in range(chunk_count)
     ]
-    if chunk_count > 1 and _replaces_gather_buffer(chunk_list):
+    if chunk_count > 1 and _replaces_gather_buffer(recorded_chunks):
         return None
     empty_names: Names = frozenset()
     forward_names = list(
-        accumulate((model_chunk.allocated_in_forward for model_chunk in chunk_list), or_, initial=empty_names)
+        accumulate(
+            (recorded_chunk.allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
+        )
     )
     backward_names = list(
-        accumulate((model_chunk.names for model_chunk in reversed(chunk_list)), or_, initial=forward_names[chunk_count])
+        accumulate(
+            (recorded_chunk.names for recorded_chunk in reversed(recorded_chunks)),
+            or_,
+            initial=forward_names[chunk_count],
+        )
     )
     pass_traces: dict[PassCase, PassTrace] = {}
-    for chunk_number, chunk in enumerate(chunk_list):
+    for chunk_number, chunk in enumerate(recorded_chunks):
         pass_traces |= chunk.traces(
             chunk_number, forward_names[chunk_number], backward_names[chunk_count - 1 - chunk_number]
         )
-    return pass_traces, chunk_list
+    return pass_traces, recorded_chunks
 
 
 _chunks: dict[tuple[object, ...], RecordedChunk] = {}
@@ -205,7 +213,7 @@ def _recorded_chunk(
                         (program_key, cache_key[0], *chunk_key[1:]), rank_run.spec, layer_stack, record_chunk
                     )
                     full_stack = replace(recorded_stack, repeats=layer_stack.repeats)
-                    _chunks[cache_key] = _with_all_layers(shortened_chunk, model_chunk.program, full_stack)
+                    _chunks[cache_key] = _chunk_with_all_layers(shortened_chunk, model_chunk.program, full_stack)
                 break
             except NotRepeatingError:
                 if layer_stack is None:
@@ -270,7 +278,7 @@ def _record_chunk(
     chunk_number: int,
     layer_stack: LayerStack | None,
     is_interleaved: bool,
-    splits_by_previous: bool,
+    distinguishes_previous_pass: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
@@ -286,7 +294,7 @@ def _record_chunk(
         {} if layer_stack is None else {0: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)}
     )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
+    recorded_passes = record_passes(rank_run, recorder, is_interleaved, distinguishes_previous_pass)
     shared_blocks = rank_run.persistent.shared
     return RecordedChunk(
         model_chunk.program,
@@ -299,7 +307,7 @@ def _record_chunk(
     )
 
 
-def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
+def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
     """Returns a chunk with all repeats of its stack, from the chunk with `RECORDED_REPEATS` of them.
 
     program: that of all layers.
@@ -310,16 +318,16 @@ def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_st
     return replace(
         shortened_chunk,
         program=program,
-        parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
+        parameters=_parameters_of_all_repeats(shortened_chunk.parameters, layer_stack),
         passes=RecordedPasses(*shortened_passes.extended_passes()),
         storages={
-            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
-            for tensor_name, storage_numbers in shortened_chunk.storages.items()
+            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_ids))
+            for tensor_name, storage_ids in shortened_chunk.storages.items()
         },
     )
 
 
-def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
+def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
     """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
 
     Raises `NotRepeatingError` if the repeats have different parameters.
@@ -329,52 +337,57 @@ def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) 
     parameters_before: list[Parameter] = []
     parameters_after: list[Parameter] = []
     for parameter in parameters:
-        layer_index = _layer_index(parameter, layer_stack)
+        layer_index = _layer_index_in_stack(parameter, layer_stack)
         repeat_number = -1 if layer_index is None else (layer_index - first_layer) // layers_per_repeat
         if 0 <= repeat_number < RECORDED_REPEATS:
             recorded_repeats[repeat_number].append(parameter)
         elif repeat_number >= RECORDED_REPEATS:
             skipped_layers = (layer_stack.repeats - RECORDED_REPEATS) * layers_per_repeat
-            parameters_after.append(_in_later_layer(parameter, layer_stack, skipped_layers))
+            parameters_after.append(_parameter_of_later_layer(parameter, layer_stack, skipped_layers))
         elif any(recorded_repeats):
             parameters_after.append(parameter)
         else:
             parameters_before.append(parameter)
     first_repeat = recorded_repeats[0]
     repeated_parameters = [
-        [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
+        [
+            _parameter_of_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat)
+            for parameter in first_repeat
+        ]
         for repeat_number in range(layer_stack.repeats)
     ]
-    for recorded_repeat, repeated_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
-        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated_repeat)):
+    for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
+        if [_parameter_description(parameter) for parameter in recorded_repeat] != list(
+            map(_parameter_description, copied_repeat)
+        ):
             raise NotRepeatingError
     return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
 
 
-def _layer_index(parameter: Parameter, layer_stack: LayerStack) -> int | None:
+def _layer_index_in_stack(parameter: Parameter, layer_stack: LayerStack) -> int | None:
     """Returns the index of a parameter's layer in a stack; None outside of the stack."""
-    index_position = len(layer_stack.path.split(".")) + 1
-    is_in_stack = ".".join(map(str, parameter.path[1:index_position])) == layer_stack.path
-    return parameter.path[index_position] if is_in_stack else None
+    layer_index_position = len(layer_stack.path.split(".")) + 1
+    is_in_stack = ".".join(map(str, parameter.path[1:layer_index_position])) == layer_stack.path
+    return parameter.path[layer_index_position] if is_in_stack else None
 
 
-def _in_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
+def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
     """Returns an equal parameter of a later layer of a stack."""
-    index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
+    layer_index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
     path = list(parameter.path)
-    path[index_position] += added_layers
+    path[layer_index_position] += added_layers
     return parameter._replace(
         path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.leaf)
     )
 
 
-def _description(parameter: Parameter) -> tuple[object, ...]:
+def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
     """Returns everything that is known of a parameter, with its tensor's shape and format."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.leaf
 
 
-def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
+def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
@@ -390,7 +403,11 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.allocated_in_forward]
-    chunks_with_gather_buffer += [chunk for chunk in reversed(recorded_chunks) if GATHER_BUFFER in chunk.names]
+    chunks_with_gather_buffer = [
+        recorded_chunk for recorded_chunk in recorded_chunks if GATHER_BUFFER in recorded_chunk.allocated_in_forward
+    ]
+    chunks_with_gather_buffer += [
+        recorded_chunk for recorded_chunk in reversed(recorded_chunks) if GATHER_BUFFER in recorded_chunk.names
+    ]
     buffer_sizes = [recorded_chunk.storage_sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

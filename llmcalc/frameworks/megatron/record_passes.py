@@ -11,27 +11,32 @@ MOST_MICROBATCHES = 3
 """The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
 
 
-def recorded_step_microbatches(microbatches: int, splits_by_previous: bool) -> tuple[int, int]:
+def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
     """Returns the number of micro-batches of each of the two recorded steps, at most those of the run.
 
     microbatches: of a step of the run.
-    splits_by_previous: as in `record_passes`; without it the second step needs one micro-batch less.
+    distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.
     """
-    return min(microbatches, MOST_MICROBATCHES), min(microbatches, MOST_MICROBATCHES - (not splits_by_previous))
+    return min(microbatches, MOST_MICROBATCHES), min(
+        microbatches, MOST_MICROBATCHES - (not distinguishes_previous_pass)
+    )
 
 
 def record_passes(
-    rank_run: RankRun, recorder: EventRecorder, is_last_stage: bool, splits_by_previous: bool
+    rank_run: RankRun, recorder: EventRecorder, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> RecordedPasses:
     """Returns the recorded passes of a rank by kind of pass, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
-    splits_by_previous: whether passes differ by the chunk's previous kind of pass, because backward passes run layers.
+    distinguishes_previous_pass: whether passes differ by the chunk's previous kind of pass, because backward passes
+        run layers.
     """
-    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), splits_by_previous)
-    first_microbatches, second_microbatches = recorded_step_microbatches(rank_run.microbatches, splits_by_previous)
+    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), distinguishes_previous_pass)
+    first_microbatches, second_microbatches = recorded_step_microbatches(
+        rank_run.microbatches, distinguishes_previous_pass
+    )
     for microbatch_count in (
         first_microbatches,
         second_microbatches if len(rank_run.chunks) > 1 or not is_last_stage else 1,
@@ -39,7 +44,7 @@ def record_passes(
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_passes(rank_run, microbatch_count, is_last_stage)
         rank_run.end_step()
-    if splits_by_previous:
+    if distinguishes_previous_pass:
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_alternating_passes(rank_run)
         rank_run.end_step()

@@ -181,7 +181,7 @@ class InterleavedSchedule:
 
     def _warm_up(self, slot_number: int) -> None:
         """Runs a warm-up forward pass. The last warm-up pass also receives the first gradient."""
-        receives_input, next_chunk = self.next_received(slot_number, True)
+        receives_input, next_chunk_index = self.next_received(slot_number, True)
         receives_input = receives_input and slot_number != self.total - 1
         receives_gradient = slot_number == self.warmup - 1 and self.remaining > 0
         buffer_index = slot_number % len(self.forward_buffer)
@@ -197,9 +197,9 @@ class InterleavedSchedule:
         if receives_gradient and not self.overlaps:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
         if receives_input and not self.prefetches:
-            self.inputs[next_chunk].append(self.input_tensor)
+            self.inputs[next_chunk_index].append(self.input_tensor)
         elif receives_input:
-            self.inputs[next_chunk].append(self.forward_buffer[buffer_index])
+            self.inputs[next_chunk_index].append(self.forward_buffer[buffer_index])
             self.forward_buffer[(slot_number + 1) % len(self.forward_buffer)] = None
         if self.output is not None:
             self.output.free()
@@ -209,54 +209,54 @@ class InterleavedSchedule:
 
     def _forward_and_backward(self, slot_number: int) -> None:
         """Runs one forward and one backward pass, then the communication. slot_number: index of the backward pass."""
-        forward_step = slot_number + self.warmup
-        self.output = self.forward(forward_step)
+        forward_slot = slot_number + self.warmup
+        self.output = self.forward(forward_slot)
         self.input_gradient = self.backward(slot_number)
-        if self.is_last(self.chunk_of_slot(forward_step, True)):
+        if self.is_last(self.chunk_of_slot(forward_slot, True)):
             self.output = None
         if self.is_first(self.chunk_of_slot(slot_number, False)):
             self.input_gradient = None
-        receives_input, next_chunk = self.next_received(forward_step, True)
+        receives_input, next_chunk_index = self.next_received(forward_slot, True)
         receives_input = receives_input and slot_number != self.remaining - 1
-        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
+        receives_gradient, gradient_chunk_index = self.next_received(slot_number, False)
         self.input_tensor = self.rank.receive_hidden() if receives_input else None
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if self.output is not None:
             self.output.free()
         if receives_input:
-            self.inputs[next_chunk].append(self.input_tensor)
+            self.inputs[next_chunk_index].append(self.input_tensor)
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.output_gradient)
+            self.gradients[gradient_chunk_index].append(self.output_gradient)
 
     def _forward_and_backward_overlapped(self, slot_number: int) -> None:
         """Runs one forward and one backward pass, with overlapped communication."""
-        rank, forward_step = self.rank, slot_number + self.warmup
+        rank, forward_slot = self.rank, slot_number + self.warmup
         if self.output is not None:
             self.output.free()
-        forward_output: ForwardOutput | None = self.forward(forward_step)
-        if self.is_last(self.chunk_of_slot(forward_step, True)):
+        forward_output: ForwardOutput | None = self.forward(forward_slot)
+        if self.is_last(self.chunk_of_slot(forward_slot, True)):
             forward_output = None
-        receives_input, next_chunk = self.next_received(forward_step, True)
+        receives_input, next_chunk_index = self.next_received(forward_slot, True)
         receives_input = receives_input and slot_number != self.remaining - 1
         buffer_length = len(self.forward_buffer)
-        self.forward_buffer[forward_step % buffer_length] = rank.receive_hidden() if receives_input else None
+        self.forward_buffer[forward_slot % buffer_length] = rank.receive_hidden() if receives_input else None
         if receives_input:
-            self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffer_length])
-            self.forward_buffer[(forward_step + 1) % buffer_length] = None
+            self.inputs[next_chunk_index].append(self.forward_buffer[forward_slot % buffer_length])
+            self.forward_buffer[(forward_slot + 1) % buffer_length] = None
         self.input_gradient = self.backward(slot_number)
         if self.is_first(self.chunk_of_slot(slot_number, False)):
             self.input_gradient = None
-        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
+        receives_gradient, gradient_chunk_index = self.next_received(slot_number, False)
         buffer_length = len(self.backward_buffer)
         self.backward_buffer[slot_number % buffer_length] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[slot_number % buffer_length])
+            self.gradients[gradient_chunk_index].append(self.backward_buffer[slot_number % buffer_length])
             self.backward_buffer[(slot_number + 1) % buffer_length] = None
         self.output = forward_output
 
     def _cool_down(self, slot_number: int) -> None:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
-        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
+        receives_gradient, gradient_chunk_index = self.next_received(slot_number, False)
         receives_gradient = receives_gradient and slot_number != self.total - 1
         buffer_index = slot_number % len(self.backward_buffer)
         if self.prefetches and not self.last:
@@ -267,7 +267,7 @@ class InterleavedSchedule:
         elif self.last:
             self.backward_buffer[buffer_index] = self.rank.receive_gradient() if receives_gradient else None
         if receives_gradient and not self.prefetches:
-            self.gradients[gradient_chunk].append(self.output_gradient)
+            self.gradients[gradient_chunk_index].append(self.output_gradient)
         elif receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[buffer_index])
+            self.gradients[gradient_chunk_index].append(self.backward_buffer[buffer_index])
             self.backward_buffer[(slot_number + 1) % len(self.backward_buffer)] = None

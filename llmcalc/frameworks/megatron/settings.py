@@ -170,13 +170,13 @@ class MegatronSettings(MegatronArguments):
         """
         if self.step_batch_size_schedule is None:
             return self.global_batch_size
-        batch_by_tokens = dict(_parse_batch_schedule(self.step_batch_size_schedule))
-        if 0 not in batch_by_tokens or self.global_batch_size is not None:
+        batch_by_token_count = dict(_parse_batch_schedule(self.step_batch_size_schedule))
+        if 0 not in batch_by_token_count or self.global_batch_size is not None:
             raise InputError(
                 f"--step-batch-size-schedule {short_repr(self.step_batch_size_schedule)}: expected a batch from 0 on, "
                 "such as 0:384 200B:768, and no --global-batch-size"
             )
-        return batch_by_tokens[0]
+        return batch_by_token_count[0]
 
     @property
     def scales_logits(self) -> bool:
@@ -193,8 +193,8 @@ class MegatronSettings(MegatronArguments):
 
         Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
-        loss_types = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
-        return any(loss_type.endswith("aux_loss") and loss_factor > 0 for loss_type, loss_factor in loss_types)
+        types_and_factors = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
+        return any(loss_type.endswith("aux_loss") and loss_factor > 0 for loss_type, loss_factor in types_and_factors)
 
     @property
     def tokenizer_kind(self) -> str:
@@ -223,10 +223,10 @@ class MegatronSettings(MegatronArguments):
         if tokenizer_type == "Llama2Tokenizer" and vocab_size is None:
             return LLAMA2
         if tokenizer_type in SENTENCE_PIECES and vocab_size is None:
-            return self._named_vocabulary()
+            return self._vocabulary_size_in_name()
         return vocab_size
 
-    def _named_vocabulary(self) -> int | None:
+    def _vocabulary_size_in_name(self) -> int | None:
         """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
         size_match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
         return None if size_match is None else int(size_match[1]) * 1000
@@ -284,7 +284,8 @@ class MegatronSettings(MegatronArguments):
         """
         if self.pipeline_model_parallel_layout is not None:
             return tuple(
-                letters.count("t") for letters in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
+                stage_letters.count("t")
+                for stage_letters in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
             )
         if self.hybrid_layer_pattern is not None and len(self.pattern_segments) > 1:
             return tuple(map(len, self.pattern_segments))
@@ -373,7 +374,7 @@ class MegatronSettings(MegatronArguments):
         )
 
     def _check_world(self) -> None:
-        sizes_by_name = (
+        size_names = (
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
             "context_parallel_size",
@@ -381,7 +382,7 @@ class MegatronSettings(MegatronArguments):
             "num_distributed_optimizer_instances",
             "world_size",
         )
-        for size_name in sizes_by_name:
+        for size_name in size_names:
             if getattr(self, size_name) < 1:
                 raise InputError(f"{flag_of(size_name)}: {getattr(self, size_name)}; expected a positive whole number")
         replica_devices = self.tp * self.pp * self.cp
@@ -456,9 +457,10 @@ class MegatronSettings(MegatronArguments):
             if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
             if not group_count >= selected_group_count >= self.moe_router_topk * group_count / self.num_experts:
-                least_groups = -(-self.moe_router_topk * group_count // self.num_experts)
+                smallest_group_count = -(-self.moe_router_topk * group_count // self.num_experts)
                 self._reject_value(
-                    "moe_router_group_topk", f"{least_groups} to {group_count} of --moe-router-num-groups {group_count}"
+                    "moe_router_group_topk",
+                    f"{smallest_group_count} to {group_count} of --moe-router-num-groups {group_count}",
                 )
             if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(

@@ -161,10 +161,12 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
             f"{TOWERS.option}: encoders of images and sound are not modelled with --framework megatron; expected no "
             f"{TOWERS.option}"
         )
-    experts = routed_experts(memory_estimate.spec)
-    if experts and experts % layout.ep:
-        divisor_text = ", ".join(str(divisor) for divisor in range(1, experts + 1) if experts % divisor == 0)
-        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisor_text}")
+    expert_count = routed_experts(memory_estimate.spec)
+    if expert_count and expert_count % layout.ep:
+        divisor_text = ", ".join(str(divisor) for divisor in range(1, expert_count + 1) if expert_count % divisor == 0)
+        raise ImpossibleLayout(
+            f"--ep {layout.ep}: does not divide {expert_count} experts; expected one of {divisor_text}"
+        )
     if not divides_state_space_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(
             f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
@@ -241,9 +243,11 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = {"fp16" if weight_format == "float16" else "bf16": True}
     arguments |= FP8_ARGUMENTS.get(options.precision or "", {})
-    gradients = None if options.grad_dtype is None else dtype(options.grad_dtype)
-    if gradients not in (None, "float32", weight_format):
-        raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
+    gradient_dtype = None if options.grad_dtype is None else dtype(options.grad_dtype)
+    if gradient_dtype not in (None, "float32", weight_format):
+        raise InputError(
+            f"--grad-dtype {short_dtype(gradient_dtype)}: not Megatron's; expected fp32 or the weights' format"
+        )
     state_format = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
     if options.optimizer_offload:
         arguments |= {"optimizer_cpu_offload": True}
@@ -257,17 +261,17 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
             "exp_avg_dtype": state_format,
             "exp_avg_sq_dtype": state_format,
         }
-        if gradients == "bfloat16":
+        if gradient_dtype == "bfloat16":
             arguments["main_grads_dtype"] = "bf16"
     elif state_format not in (None, "fp32"):
         raise InputError(
             f"--optimizer-dtype {state_format}: Megatron's Adam keeps fp32 states; "
             "expected --precision-aware-optimizer too"
         )
-    elif gradients == "bfloat16":
+    elif gradient_dtype == "bfloat16":
         arguments["grad_reduce_in_bf16"] = True
     if weight_format == "float16":
-        arguments["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
+        arguments["accumulate_allreduce_grads_in_fp32"] = gradient_dtype != "float16"
     return arguments
 
 

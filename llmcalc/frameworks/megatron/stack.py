@@ -28,12 +28,12 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
         return "megatron-alltoall" if exchanges_tokens else "megatron"
     is_overlapped = bool(overlapped_groups(launched_run))
     dispatcher = _dispatcher(launched_run)
-    setting_names = [GRAPHS] if _is_captured(launched_run) else []
+    stack_names = [GRAPHS] if _has_captured_layers(launched_run) else []
     if dispatcher not in ("", "flex" if is_overlapped else "alltoall"):
-        setting_names.append(f"megatron-{dispatcher}")
+        stack_names.append(f"megatron-{dispatcher}")
     if is_overlapped:
-        return "+".join(setting_names) or "megatron"
-    return "+".join(["megatron-no-overlap", *setting_names])
+        return "+".join(stack_names) or "megatron"
+    return "+".join(["megatron-no-overlap", *stack_names])
 
 
 def _dispatcher(launched_run: Launch) -> str:
@@ -48,7 +48,7 @@ def _dispatcher(launched_run: Launch) -> str:
     return "flex" if uses_flex else "alltoall"
 
 
-def _is_captured(launched_run: Launch) -> bool:
+def _has_captured_layers(launched_run: Launch) -> bool:
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
         return captures_layers(settings)
@@ -67,15 +67,17 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     overlap with sequence parallelism alone (`has_user_buffers` of kernel_choices.py).
     """
     settings = launched_run.own_settings
-    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments}
-    groups = {
+    stated_arguments = {
+        name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments
+    }
+    process_groups = {
         overlapped_group
         for argument_name, overlapped_group in OVERLAPS.items()
-        if argument_name in stated_names or getattr(settings, argument_name, False)
+        if argument_name in stated_arguments or getattr(settings, argument_name, False)
     }
     if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:
-        groups.discard("tp")
-    return frozenset(groups)
+        process_groups.discard("tp")
+    return frozenset(process_groups)
 
 
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:

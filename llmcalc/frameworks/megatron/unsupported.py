@@ -53,8 +53,8 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
 def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
     refusal_reasons = {
-        field_name: problem
-        for field_name, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
+        field_name: refusal_reason
+        for field_name, (modelled_values, refusal_reason) in MODELLED_WITH_FSDP.items()
         if getattr(settings, field_name) not in modelled_values
     }
     if settings.megatron_fsdp_grad_comm_dtype not in (
@@ -66,7 +66,10 @@ def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
         )
     if settings.mtp_layers:
         refusal_reasons["mtp_num_layers"] = "multi-token prediction"
-    return {flag_of(argument): f"with --use-megatron-fsdp, {problem}" for argument, problem in refusal_reasons.items()}
+    return {
+        flag_of(argument): f"with --use-megatron-fsdp, {refusal_reason}"
+        for argument, refusal_reason in refusal_reasons.items()
+    }
 
 
 def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
@@ -103,7 +106,11 @@ def gpu_runs_recipe(settings: MegatronSettings) -> bool:
 def gpu_generation(gpu: str) -> str:
     """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
     return next(
-        (generation for generation, gpus in GENERATIONS.items() if any(gpu_model in gpu.upper() for gpu_model in gpus)),
+        (
+            generation
+            for generation, gpu_models in GENERATIONS.items()
+            if any(gpu_model in gpu.upper() for gpu_model in gpu_models)
+        ),
         "",
     )
 

@@ -214,14 +214,14 @@ def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> C
     Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
     """
     config = configurations.configuration_of(recipe_name)
-    backend = config.get("model.moe_flex_dispatcher_backend")
+    dispatcher_backend = config.get("model.moe_flex_dispatcher_backend")
     for node in ast.walk(configurations.functions[recipe_name]):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id == "apply_flex_dispatcher_backend"
             and any(isinstance(argument, ast.Attribute) for argument in node.args[1:])  # the configuration's own
-            and backend in ("deepep", "hybridep")
+            and dispatcher_backend in ("deepep", "hybridep")
         ):
             return {**config, "model.moe_token_dispatcher_type": "flex"}
     return config
@@ -288,7 +288,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
-    fusion = config_value("model.bias_activation_fusion")
+    bias_activation_fusion = config_value("model.bias_activation_fusion")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -306,7 +306,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
+            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
+            for section_name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -319,7 +320,9 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             config_value("model.cross_entropy_loss_fusion", True) is True,
             config_value("model.cross_entropy_fusion_impl", "native"),
         ),
-        fuses_activation=BRIDGE_FUSED if fusion is None else flag_value(reader, "model.bias_activation_fusion", fusion),
+        fuses_activation=BRIDGE_FUSED
+        if bias_activation_fusion is None
+        else flag_value(reader, "model.bias_activation_fusion", bias_activation_fusion),
         fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
@@ -358,21 +361,25 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     precision_fields = {
-        key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")
+        key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("mixed_precision.")
     }
     if isinstance(precision, str) and precision in FP8_RECIPES:
-        changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
+        changed_fields = [
+            f"mixed_precision.{field_name}" for field_name in precision_fields if field_name not in (CALLED, "0")
+        ]
         for name in changed_fields:
             reader.refuse(name, f"not modelled beside {precision}")
         return FP8_RECIPES[precision]
-    narrow_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
+    low_precision_fields = [
+        field_name for field_name in NARROW_PRECISION if precision_fields.get(field_name) not in (None, False)
+    ]
     is_bf16 = precision == "bf16_mixed" or (
         precision == "MixedPrecisionConfig"
         and precision_fields.get("bf16") is True
         and _number_format(precision_fields.get("params_dtype")) == "bf16"
     )
-    if not is_bf16 or narrow_fields:
-        written_text = ", ".join(narrow_fields) or str(precision)
+    if not is_bf16 or low_precision_fields:
+        written_text = ", ".join(low_precision_fields) or str(precision)
         reader.refuse(
             "mixed_precision",
             f"{short_repr(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are",
@@ -420,7 +427,9 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
+    state_formats = {
+        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
+    }
     if len(state_formats) > 1:
         reader.refuse("optimizer.exp_avg_dtype", "moments of two formats are not modelled")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}

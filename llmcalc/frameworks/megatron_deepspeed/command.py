@@ -70,10 +70,10 @@ def starts_program(command_line: CommandLine) -> bool:
     is_pretraining = command_line.program.startswith(("pretrain_", "finetune_")) and command_line.program.endswith(
         ".py"
     )
-    has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
+    has_model_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
     return (
         is_pretraining
-        and has_sizes
+        and has_model_sizes
         and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
     )
 
@@ -112,11 +112,13 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
         checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
-        layers = arguments.get("--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1"))
+        layer_count = arguments.get(
+            "--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1")
+        )
         megatron_table |= {
             "--recompute-granularity": "full",
             "--recompute-method": checkpoint_method,
-            "--recompute-num-layers": layers,
+            "--recompute-num-layers": layer_count,
         }
     _set_position_embedding(reader, megatron_table)
     _set_layer_partition(reader, megatron_table)

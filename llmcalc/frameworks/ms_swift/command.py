@@ -72,17 +72,21 @@ OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 def deepspeed_config(config_name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
     zero_stage = OFFLOADED.get(config_name)
-    device = "none" if zero_stage is None else "cpu"
+    offload_device = "none" if zero_stage is None else "cpu"
     if zero_stage is None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
         zero_stage = int(config_name[-1])
-    zero_table: dict[str, Any] = {"stage": zero_stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+    zero_table: dict[str, Any] = {
+        "stage": zero_stage,
+        "offload_optimizer": {"device": offload_device},
+        "overlap_comm": False,
+    }
     zero_table["contiguous_gradients"] = True
     if zero_stage == 3:
         zero_table |= {
             **AUTO_BUCKETS,
-            "offload_param": {"device": device},
+            "offload_param": {"device": offload_device},
             "sub_group_size": 1_000_000_000,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
@@ -133,7 +137,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if config.get("task_type") == "generative_reranker":
-            return _with_two_words(launched_run)
+            return _with_two_token_head(launched_run)
         if not rlhf_type:
             return _with_chunked_loss(reader, config, launched_run)
         if rlhf_type == "gkd":
@@ -160,20 +164,20 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     Of a chunk there are the logarithms of its probabilities and its gradient in fp32 (swift/trainers/utils.py,
     `per_token_loss_func_sp`; swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`).
     """
-    written_tokens = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
-    chunk_tokens = int(written_tokens[:9]) if written_tokens.isdecimal() else 0
-    is_divided = config.get("sequence_parallel_size") not in (None, 1)
+    chunk_tokens_text = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
+    chunk_tokens = int(chunk_tokens_text[:9]) if chunk_tokens_text.isdecimal() else 0
+    is_sequence_divided = config.get("sequence_parallel_size") not in (None, 1)
     has_logits = (
         launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_label_count is None
     )
-    if not (chunk_tokens and is_divided and has_logits):
+    if not (chunk_tokens and is_sequence_divided and has_logits):
         return launched_run
-    loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
-    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=loss)
+    second_loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
+    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=second_loss)
 
 
-def _with_two_words(launched_run: Launch) -> Launch:
-    """Returns the run of a generative reranker, whose head multiplies by the rows of two words alone.
+def _with_two_token_head(launched_run: Launch) -> Launch:
+    """Returns the run of a generative reranker, whose head computes the logits of two tokens alone.
 
     Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
     (mcore-bridge, model/gpt_model.py, `_postprocess`).
@@ -334,4 +338,8 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {argument_name: setting for argument_name, setting in trainer_table.items() if setting is not False}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in trainer_table.items()
+        if argument_value is not False
+    }

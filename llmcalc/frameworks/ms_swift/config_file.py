@@ -26,14 +26,14 @@ MEGATRON_ARGUMENTS = MEGATRON_READ - READ - IGNORED - TRAINER_IGNORED
 
 def is_ms_swift(config: Table) -> bool:
     """Whether a table has the arguments of a command of ms-swift."""
-    return any(name in config for name in TYPES)
+    return any(argument_name in config for argument_name in TYPES)
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file. Its arguments say which command takes it. Raises `InputError`."""
-    program = "megatron" if any(name in config for name in MEGATRON_ARGUMENTS) else "swift"
+    program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
-    return _read_with_file(config, command, source_file)
+    return _read_command_with_file(config, command, source_file)
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
@@ -42,36 +42,43 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     if not words or not words[0].endswith(CONFIG_ENDINGS):
         return read_arguments(command_line, source_file)
     config = LaunchReader(source_file).fetch_tables("the file of arguments", words[0], "a file of ms-swift")
-    return _read_with_file(config, command_line._replace(words=words[1:]), source_file)
+    return _read_command_with_file(config, command_line._replace(words=words[1:]), source_file)
 
 
-def _read_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
+def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the run of a command with the arguments and the environment of a file before its words."""
-    variables = config.get("ENV")
-    env: dict[str, Any] = {**(variables if isinstance(variables, Mapping) else {}), **source_file.env}
-    texts = {str(name): str(value) for name, value in env.items()}
+    env_table = config.get("ENV")
+    env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
+    env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}
     reader = LaunchReader(source_file)
-    empty_argument = next((name for name, value in config.items() if name != "ENV" and value == []), None)
+    empty_argument = next(
+        (
+            argument_name
+            for argument_name, argument_value in config.items()
+            if argument_name != "ENV" and argument_value == []
+        ),
+        None,
+    )
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
         raise reader.argument_error(
             str(empty_argument)[:100], "an empty list; expected one element or more, or a file without the key"
         )
     words = [
         word
-        for name, value in config.items()
-        if name != "ENV" and value is not None
-        for word in (f"--{name}", *_words_of(value))
+        for argument_name, argument_value in config.items()
+        if argument_name != "ENV" and argument_value is not None
+        for word in (f"--{argument_name}", *_words_of_value(argument_value))
     ]
     world_size = source_file.world_size
-    if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
-        nodes = integer_of(reader, "NNODES", texts.get("NNODES") or 1)
-        world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * nodes
-    is_typed = source_file.has_typed_device_count and source_file.world_size is not None
-    source = replace(source_file, env=texts, world_size=world_size, has_typed_device_count=is_typed)
-    return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
+    if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
+        node_count = integer_of(reader, "NNODES", env_texts.get("NNODES") or 1)
+        world_size = max(1, int(env_texts["NPROC_PER_NODE"][:6])) * node_count
+    has_typed_devices = source_file.has_typed_device_count and source_file.world_size is not None
+    config_source = replace(source_file, env=env_texts, world_size=world_size, has_typed_device_count=has_typed_devices)
+    return read_arguments(command_line._replace(words=[*words, *command_line.words]), config_source)
 
 
-def _words_of(value: Any) -> list[str]:
+def _words_of_value(value: Any) -> list[str]:
     """Returns the words of a value on a command line."""
     if isinstance(value, list):
         return [str(element) for element in value]

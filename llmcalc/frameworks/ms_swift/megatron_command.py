@@ -157,7 +157,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings = lora_settings(
         reader,
         rank=("--lora_rank", reader.integer(config, "lora_rank", 8)),
-        target_pair=("--target_modules", target_modules),
+        targets_argument=("--target_modules", target_modules),
         dropout_value=float(reader.value(config, "lora_dropout", "0.05")),
     )
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}
@@ -211,7 +211,7 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
         "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
     }
-    for name, known_words in FP8_WORDS.items():
-        if arguments[name] not in known_words:
-            raise reader.value_error(f"--{name}", arguments[name], f"one of {', '.join(known_words)}")
+    for argument_name, known_words in FP8_WORDS.items():
+        if arguments[argument_name] not in known_words:
+            raise reader.value_error(f"--{argument_name}", arguments[argument_name], f"one of {', '.join(known_words)}")
     return arguments

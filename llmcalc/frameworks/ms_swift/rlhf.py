@@ -130,11 +130,13 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     logit_bytes, chunk_width = bytes_per_logit[reader.value(config, "beta", 0.5) in (0, 1)]
     if config.get("sft_alpha") not in (None, 0):
         logit_bytes += SFT_BYTES_PER_LOGIT
-    loss = SecondLoss("swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK, chunk_width)
+    second_loss = SecondLoss(
+        "swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK, chunk_width
+    )
     teacher_id = config.get("teacher_model")
     if teacher_id is None or (teacher_id == config.get("model") and launched_run.settings.get("lora_rank") is not None):
         reader.notes.append("the model is its own teacher (self-distillation), without further weights")
-        return replace(launched_run, notes=tuple(reader.notes), frozen=loss)
+        return replace(launched_run, notes=tuple(reader.notes), frozen=second_loss)
     zero_config = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
     if zero_config not in ("", "zero0", "zero1", "zero2", "zero3"):
         raise reader.argument_error(
@@ -142,7 +144,13 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         )
     reader.notes.append(GENERATED)
     return with_teacher_model(
-        reader, launched_run, "--teacher_model", str(teacher_id)[:200], loaded_format, loss, zero_config == "zero3"
+        reader,
+        launched_run,
+        "--teacher_model",
+        str(teacher_id)[:200],
+        loaded_format,
+        second_loss,
+        zero_config == "zero3",
     )
 
 

@@ -64,10 +64,12 @@ def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     typed_keys = [key_match[1] for word in command_line.words if (key_match := re.match(r"--(\w+)=", word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys)
+    has_known_keys = any(
+        key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys
+    )
     return (
         command_line.program == "train.py"
-        and (has_config or has_keys)
+        and (has_config or has_known_keys)
         and all("=" in command_word for command_word in command_line.words[1:])
     )
 
@@ -75,7 +77,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        return _read_values(reader, _run_values(reader, {}, command_line.words))
+        return _launch_of_values(reader, _run_values(reader, {}, command_line.words))
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -87,7 +89,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         variables = constants(parse_python(file_text, source_file.name_in_errors).body)
         if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
-        return _read_values(reader, _run_values(reader, variables, source_file.arguments))
+        return _launch_of_values(reader, _run_values(reader, variables, source_file.arguments))
 
 
 def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
@@ -110,8 +112,8 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     return values_by_key
 
 
-def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
-    known_values = {name: known_value for name, known_value in file_values.items() if name in DEFAULTS}
+def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+    known_values = {key_name: known_value for key_name, known_value in file_values.items() if key_name in DEFAULTS}
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):
             raise reader.argument_error(
@@ -158,13 +160,13 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     if initial_weights != "scratch" and initial_weights not in GPT2:
         raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2)}")
     if initial_weights in GPT2:
-        layers, heads, hidden_size = GPT2[initial_weights]
+        layer_count, heads, hidden_size = GPT2[initial_weights]
         has_bias, vocabulary_size = True, EXACT
     else:
-        layers, heads, hidden_size = (
-            integer_of(reader, name, run_values[name]) for name in ("n_layer", "n_head", "n_embd")
+        layer_count, heads, hidden_size = (
+            integer_of(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
-    config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
+    config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

@@ -71,49 +71,53 @@ def is_nanotron(config: Table) -> bool:
 def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        parallelism, tokens = reader.table(config, "parallelism"), reader.table(config, "tokens")
-        model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
+        parallelism_table, tokens_table = reader.table(config, "parallelism"), reader.table(config, "tokens")
+        model_table, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
         for table_name, known_keys in TABLE_KEYS.items():
             unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
-        _check_stages(reader, config, tokens)
-        if parallelism.get("expert_parallel_size") not in (None, 1):
+        _check_stages(reader, config, tokens_table)
+        if parallelism_table.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
-        if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
-            reader.refuse("model.dtype", f"{short_repr(model.get('dtype'))}; bfloat16 is modelled")
-        factory = reader.table(optimizer, "optimizer_factory")
-        if str(factory.get("name", "adamW")).lower() != "adamw":
-            reader.refuse("optimizer.optimizer_factory", f"{short_repr(factory.get('name'))}; adamW is modelled")
+        if str(model_table.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
+            reader.refuse("model.dtype", f"{short_repr(model_table.get('dtype'))}; bfloat16 is modelled")
+        optimizer_factory = reader.table(optimizer, "optimizer_factory")
+        if str(optimizer_factory.get("name", "adamW")).lower() != "adamw":
+            reader.refuse(
+                "optimizer.optimizer_factory", f"{short_repr(optimizer_factory.get('name'))}; adamW is modelled"
+            )
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
-        tp, pp, cp = (integer_of(reader, f"parallelism.{key}", parallelism.get(key) or 1) for key in SIZES)
-        file_devices = tp * pp * cp * integer_of(reader, "parallelism.dp", parallelism.get("dp") or 1)
+        tp, pp, cp = (integer_of(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in SIZES)
+        file_devices = tp * pp * cp * integer_of(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
         parallel_run = MegatronRun(
             tp=tp,
             pp=pp,
             cp=cp,
-            sequence_parallel=str(parallelism.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER",
+            sequence_parallel=str(parallelism_table.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER",
             distributed_optimizer=zero_stage == 1,
-            batch=reader.integer(tokens, "micro_batch_size", 1),
-            seq=integer_of(reader, "tokens.sequence_length", tokens.get("sequence_length")),
-            num_microbatches=reader.integer(tokens, "batch_accumulation_per_replica", 1),
-            recompute_granularity="full" if reader.flag(parallelism, "recompute_layer") else None,
+            batch=reader.integer(tokens_table, "micro_batch_size", 1),
+            seq=integer_of(reader, "tokens.sequence_length", tokens_table.get("sequence_length")),
+            num_microbatches=reader.integer(tokens_table, "batch_accumulation_per_replica", 1),
+            recompute_granularity="full" if reader.flag(parallelism_table, "recompute_layer") else None,
             grad_dtype="fp32" if reader.flag(optimizer, "accumulate_grad_in_fp32") else "bf16",
             fuses_activation=False,
         )
-        if pp > 1 and str(parallelism.get("pp_engine", "1f1b")).lower() != "1f1b":
-            reader.refuse("parallelism.pp_engine", f"{short_repr(parallelism.get('pp_engine'))}; 1f1b is modelled")
+        if pp > 1 and str(parallelism_table.get("pp_engine", "1f1b")).lower() != "1f1b":
+            reader.refuse(
+                "parallelism.pp_engine", f"{short_repr(parallelism_table.get('pp_engine'))}; 1f1b is modelled"
+            )
         launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
-        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")
+        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model_table, tp), stack="nanotron")
 
 
-def _check_stages(reader: LaunchReader, config: Table, tokens: Table) -> None:
+def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
     """Records stages of the data as unknown whose sequences have another length than `tokens.sequence_length`."""
-    stages = config.get("data_stages")
-    lengths = [stage.get("sequence_length") for stage in stages or () if isinstance(stage, Mapping)]
-    if any(length not in (None, tokens.get("sequence_length")) for length in lengths):
+    data_stages = config.get("data_stages")
+    sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
+    if any(sequence_length not in (None, tokens_table.get("sequence_length")) for sequence_length in sequence_lengths):
         reader.refuse("data_stages.sequence_length", "another length than tokens.sequence_length")
 
 
@@ -131,15 +135,15 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
     return theta
 
 
-def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
+def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
-    config = reader.table(model, "model_config")
+    config = reader.table(model_table, "model_config")
     unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
-    attention = config.get("_attn_implementation")
-    if attention not in (None, *FLASH_KERNELS):
+    attention_table = config.get("_attn_implementation")
+    if attention_table not in (None, *FLASH_KERNELS):
         reader.refuse(
             "model.model_config._attn_implementation",
-            f"{short_repr(attention)[:60]} is not modelled; {FLASH_KERNELS[0]} is",
+            f"{short_repr(attention_table)[:60]} is not modelled; {FLASH_KERNELS[0]} is",
         )
     if not any(config.get(key) for key in MODEL_TYPES):
         raise reader.argument_error(
@@ -151,8 +155,8 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
 
     heads = size("num_attention_heads")
     kv_heads = integer_of(reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads)
-    norm = {"type": "rmsnorm"}
-    row_multiple = tp * reader.integer(model, "make_vocab_size_divisible_by", 1)
+    norm_table = {"type": "rmsnorm"}
+    row_multiple = tp * reader.integer(model_table, "make_vocab_size_divisible_by", 1)
     spec_table = {
         "vocab_size": ceil_div(size("vocab_size"), row_multiple) * row_multiple,
         "hidden_size": size("hidden_size"),
@@ -160,9 +164,9 @@ def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
         "max_position_embeddings": size("max_position_embeddings"),
         "decoder": {
             "num_hidden_layers": size("num_hidden_layers"),
-            "final_norm": norm,
+            "final_norm": norm_table,
             "block": {
-                "norm": norm,
+                "norm": norm_table,
                 "norm_placement": "pre",
                 "attention": {
                     "num_attention_heads": heads,

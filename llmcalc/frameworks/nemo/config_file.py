@@ -115,11 +115,11 @@ LINK = re.compile(r"\$\{(\.?[\w.]+)\}")
 
 def is_nemo(config: Table) -> bool:
     """Whether a table is a config of NeMo's language models."""
-    model, trainer_section = config.get("model"), config.get("trainer")
+    model_table, trainer_section = config.get("model"), config.get("trainer")
     return (
-        isinstance(model, Mapping)
+        isinstance(model_table, Mapping)
         and isinstance(trainer_section, Mapping)
-        and ("exp_manager" in config or "mcore_gpt" in model or "tensor_model_parallel_size" in model)
+        and ("exp_manager" in config or "mcore_gpt" in model_table or "tensor_model_parallel_size" in model_table)
     )
 
 
@@ -127,21 +127,25 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
-        model = _model_values(reader, config, overrides)
+        model_table = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
-        if "encoder" in model or "decoder" in model or any(model_type in model_name for model_type in MODEL_TYPES):
+        if (
+            "encoder" in model_table
+            or "decoder" in model_table
+            or any(model_type in model_name for model_type in MODEL_TYPES)
+        ):
             raise reader.argument_error(
                 "name", f"{short_repr(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
             )
-        if model.get("peft.peft_scheme") not in (None, "none", "null"):
+        if model_table.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.argument_error(
                 "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
             )
-        if model.get("num_layers") is None:
+        if model_table.get("num_layers") is None:
             raise reader.argument_error(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reader, model, config)
+        arguments = _megatron_arguments(reader, model_table, config)
         reader.check_unknown()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         device_count = (
@@ -156,10 +160,12 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
 
 def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
-    model = config["model"]
-    settings = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
+    model_table = config["model"]
+    settings = {
+        str(key): value for key, value in model_table.items() if not isinstance(value, Mapping) or key in SECTIONS
+    }
     for section_name in ("optim", "tokenizer", "peft", "data"):
-        section_table = model.get(section_name)
+        section_table = model_table.get(section_name)
         if isinstance(section_table, Mapping):
             settings |= {f"{section_name}.{key}": value for key, value in section_table.items()}
     settings |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
@@ -171,16 +177,16 @@ SECTIONS = ("encoder", "decoder")
 
 
 def _resolved_value(
-    reader: LaunchReader, model_key: str, written_value: Any, model: Mapping[str, Any], link_depth: int = 0
+    reader: LaunchReader, model_key: str, written_value: Any, model_table: Mapping[str, Any], link_depth: int = 0
 ) -> Any:
     """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
     reference_match = LINK.fullmatch(written_value) if isinstance(written_value, str) else None
     if reference_match is None:
         return written_value
     referenced_key = reference_match[1].removeprefix(".").removeprefix("model.")
-    if link_depth > 8 or referenced_key not in model:
+    if link_depth > 8 or referenced_key not in model_table:
         return None
-    return _resolved_value(reader, model_key, model[referenced_key], model, link_depth + 1)
+    return _resolved_value(reader, model_key, model_table[referenced_key], model_table, link_depth + 1)
 
 
 def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> int:
@@ -194,70 +200,72 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     )
 
 
-def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _megatron_arguments(reader: LaunchReader, model_table: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for size_key, flag in SIZES.items():
-        if model.get(size_key) is not None:
-            arguments[f"--{flag}"] = model[size_key]
-    if "mamba" in str(config.get("name", "")) and model.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * integer_of(reader, "model.num_layers", model["num_layers"])
+        if model_table.get(size_key) is not None:
+            arguments[f"--{flag}"] = model_table[size_key]
+    if "mamba" in str(config.get("name", "")) and model_table.get("hybrid_override_pattern") is None:
+        arguments["--hybrid-override-pattern"] = "M" * integer_of(reader, "model.num_layers", model_table["num_layers"])
     for size_key, (flag, flag_values) in FLAGS.items():
-        if model.get(size_key) is flag_values:
+        if model_table.get(size_key) is flag_values:
             arguments[f"--{flag}"] = True
-    reader.refuse_other_values(model, OFF, "model.")
-    arguments |= _layer_arguments(reader, model)
-    arguments |= _precision_arguments(reader, model, config)
-    if model.get("bias_dropout_add_fusion") is False and (model.get("bias", True) or model.get("hidden_dropout")):
+    reader.refuse_other_values(model_table, OFF, "model.")
+    arguments |= _layer_arguments(reader, model_table)
+    arguments |= _precision_arguments(reader, model_table, config)
+    if model_table.get("bias_dropout_add_fusion") is False and (
+        model_table.get("bias", True) or model_table.get("hidden_dropout")
+    ):
         reader.notes.append("model.bias_dropout_add_fusion: bias, dropout and residual are counted as one kernel")
-    if model.get("transformer_engine") is False:
+    if model_table.get("transformer_engine") is False:
         arguments["--transformer-impl"] = "local"
-    if model.get("optim.name") == "distributed_fused_adam":
+    if model_table.get("optim.name") == "distributed_fused_adam":
         arguments["--use-distributed-optimizer"] = True
         reader.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
-    elif model.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
-        reader.refuse("model.optim.name", f"{short_repr(model['optim.name'])[:60]} is not modelled")
-    if model.get("optim.name") == "mcore_distributed_optim":
+    elif model_table.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
+        reader.refuse("model.optim.name", f"{short_repr(model_table['optim.name'])[:60]} is not modelled")
+    if model_table.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
     reader.ignored_arguments += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
-    reader.ignored_arguments += [f"model.{size_key}" for size_key in model if not {size_key} & READ]
-    arguments["--vocab-size"] = _vocabulary_size(reader, model)
+    reader.ignored_arguments += [f"model.{size_key}" for size_key in model_table if not {size_key} & READ]
+    arguments["--vocab-size"] = _vocabulary_size(reader, model_table)
     return arguments
 
 
-def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_arguments(reader: LaunchReader, model_table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
-    norm_name = str(model.get("normalization", "layernorm")).lower()
+    norm_name = str(model_table.get("normalization", "layernorm")).lower()
     if norm_name not in NORMS:
         raise reader.value_error("model.normalization", norm_name, ", ".join(NORMS))
     if NORMS[norm_name]:
         flag_name, flag_value = NORMS[norm_name]
         arguments[flag_name] = flag_value
-    activation_name = str(model.get("activation", "gelu"))
+    activation_name = str(model_table.get("activation", "gelu"))
     if activation_name not in ACTIVATIONS:
         reader.refuse("model.activation", f"{short_repr(activation_name)[:60]} is not modelled")
     elif ACTIVATIONS[activation_name]:
         arguments[f"--{ACTIVATIONS[activation_name]}"] = True
-    position_type = str(model.get("position_embedding_type", "learned_absolute"))
+    position_type = str(model_table.get("position_embedding_type", "learned_absolute"))
     if position_type not in ("learned_absolute", "rope", "none"):
         reader.refuse("model.position_embedding_type", f"{short_repr(position_type)[:60]} is not modelled")
     else:
         arguments["--position-embedding-type"] = position_type
-    query_groups = model.get("num_query_groups")
-    if query_groups is not None and query_groups != model.get("num_attention_heads"):
+    query_groups = model_table.get("num_query_groups")
+    if query_groups is not None and query_groups != model_table.get("num_attention_heads"):
         arguments |= {"--group-query-attention": True, "--num-query-groups": query_groups}
     return arguments
 
 
-def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _precision_arguments(reader: LaunchReader, model_table: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the number formats."""
     precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
         raise reader.value_error("trainer.precision", precision, "32, 16 or bf16")
     if precision == "32":
         return {}
-    if model.get("megatron_amp_O2") is not True:
+    if model_table.get("megatron_amp_O2") is not True:
         reader.notes.append(
             "without model.megatron_amp_O2 weights are in fp32 under autocast, whose copies in 16 bits are counted as "
             "the weights, and the weights as the optimizer's copies: an estimate"
@@ -265,15 +273,15 @@ def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config:
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _vocabulary_size(reader: LaunchReader, model: Mapping[str, Any]) -> int:
+def _vocabulary_size(reader: LaunchReader, model_table: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for size_key in ("override_vocab_size", "vocab_size"):
-        if model.get(size_key) is not None:
-            return integer_of(reader, f"model.{size_key}", model[size_key])
-    tokenizer_type = model.get("tokenizer.type")
+        if model_table.get(size_key) is not None:
+            return integer_of(reader, f"model.{size_key}", model_table[size_key])
+    tokenizer_type = model_table.get("tokenizer.type")
     if tokenizer_type in WORDS:
         return WORDS[tokenizer_type]
-    if model.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
+    if model_table.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
         preset_name = find_preset(tokenizer_type)
         if preset_name is not None:
             return load_preset(preset_name).model.vocab_size

@@ -145,12 +145,14 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             )
         flat_values = _flat_values(reader, merged_config)
         policy_table = {
-            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
+            key.removeprefix("policy."): policy_value
+            for key, policy_value in flat_values.items()
+            if key.startswith("policy.")
         }
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
         is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
-        world_size = _training_devices(reader, flat_values, policy_table)
+        world_size = _training_device_count(reader, flat_values, policy_table)
         read_framework_run = _megatron_run if is_megatron else _fsdp_run
         launch_settings = read_framework_run(reader, policy_table, world_size)
         if algorithm == "dpo":
@@ -210,7 +212,10 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             else:
                 flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
 
-    add_flattened({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}, "")
+    add_flattened(
+        {table_name: reader.table(config, table_name) for table_name in ("policy", "cluster", "loss_fn", *ALGORITHMS)},
+        "",
+    )
     for flat_key, flat_value in flat_config.items():
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:
@@ -244,7 +249,7 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
             reader.refuse(f"policy.{policy_key}", "no key that is known")
 
 
-def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
+def _training_device_count(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
     """Returns the number of devices that train, without devices that only run rollouts."""
     nodes_key, devices_key = "cluster.num_nodes", "cluster.gpus_per_node"
     world_size = reader.device_count_of_nodes(flat_config, nodes_key, devices_key)
@@ -252,9 +257,9 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
         return world_size
     engine_node_count = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
     engine_devices = reader.optional_integer(policy_table, "generation.colocated.resources.gpus_per_node")
-    node_size = reader.integer(flat_config, devices_key, 8)
+    gpus_per_node = reader.integer(flat_config, devices_key, 8)
     if reader.integer(flat_config, nodes_key, 1) > 1:
-        engine_devices = engine_node_count * (engine_devices or node_size)
+        engine_devices = engine_node_count * (engine_devices or gpus_per_node)
     if not engine_devices or engine_devices >= world_size:
         raise reader.argument_error(
             "policy.generation.colocated.resources",
@@ -268,13 +273,13 @@ def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: in
     """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
     sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     batch = reader.integer(policy_table, "train_micro_batch_size", 1)
-    micro_batches = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
+    micro_batch_count = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
             packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * sequence_length)
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
-            return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
-    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batches}
+            return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batch_count, 2)}
+    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batch_count}
 
 
 def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
@@ -303,7 +308,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            target_pair=(
+            targets_argument=(
                 "policy.dtensor_cfg.lora_cfg.target_modules",
                 "all-linear" if adapts_all_layers else target_modules,
             ),
@@ -371,7 +376,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     recompute_value = None
     if reader.flag(policy_table, "megatron_cfg.activation_checkpointing"):
         recompute_value = str(reader.value(policy_table, "megatron_cfg.recompute_granularity", "full"))
-    sums_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
+    reduces_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -387,7 +392,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         cuda_graph_impl=policy_table.get("megatron_cfg.cuda_graph_impl"),
         cuda_graph_modules=policy_table.get("megatron_cfg.cuda_graph_modules")
         or policy_table.get("megatron_cfg.cuda_graph_scope"),
-        grad_dtype="fp32" if sums_in_fp32 else "bf16",
+        grad_dtype="fp32" if reduces_in_fp32 else "bf16",
         fuses_activation=reader.flag(policy_table, "megatron_cfg.bias_activation_fusion", True),
     )
     settings: dict[str, Any] = {}
@@ -427,7 +432,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
                 flags[flag] = reader.integer(policy_table, dotted_key, 1)
         if backend == "vllm":
             flags |= _eight_bit_flags(reader, policy_table)
-    _add_expert_ranks(reader, policy_table, flags)
+    _add_expert_parallel_flag(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
     tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
@@ -456,7 +461,7 @@ def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any
     return flags
 
 
-def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
+def _add_expert_parallel_flag(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
     """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
     size_key = "generation.vllm_cfg.expert_parallel_size"
     rank_count = reader.integer(policy_table, size_key, 1)

@@ -116,16 +116,16 @@ def _llama_cpp_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
-def check_model(preset: Preset, version: EngineVersion) -> None:
+def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
-    own_classes = next((row for row in read_record().own_classes if class_name in row.classes), None)
+    own_classes = next((class_row for class_row in read_record().own_classes if class_name in class_row.classes), None)
     if own_classes is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
-    elif not ranges_at([own_classes], parse_version(version.version)):
+    elif not ranges_at([own_classes], parse_version(engine_version.version)):
         raise InputError(
-            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); expected --engine "
-            f"ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
+            f"Ollama {engine_version.version} has no architecture for {class_name} ({own_classes.source}); expected "
+            f"--engine ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
         )
 
 
@@ -150,7 +150,11 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
@@ -159,7 +163,9 @@ class OllamaServer:
         if not chosen_length:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
-                default.context for default in read_record().contexts if default.at_least_gib <= max(total_bytes, 0)
+                default_length.context
+                for default_length in read_record().contexts
+                if default_length.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
         return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
@@ -248,13 +254,13 @@ class OllamaServer:
             **({"mmproj": ENCODER_OF_TAG} if has_encoder(self.preset) else {}),
         }
 
-    def micro_batch(self, sequences: int) -> int:
+    def micro_batch(self, sequence_count: int) -> int:
         """Returns the tokens of a micro-batch: `num_batch`, or since 0.30 a number by context and free memory."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(sequences, DEFAULT_BATCH))
+        server = self._unfitted_server(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
         tensor_devices = server.placement
         used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
             server.cache_buffers(tensor_devices).values()
@@ -265,7 +271,7 @@ class OllamaServer:
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * sequences > context_limit and has_free_memory:
+            if self.num_ctx * sequence_count > context_limit and has_free_memory:
                 return default_batch
         return DEFAULT_BATCH
 
@@ -290,8 +296,8 @@ class OllamaServer:
             return fit_server(server)
         if not server.has_stated_gpu_layers:
             server = server.with_flags(n_gpu_layers="all")
-            layers = changes.most_layers(server)
-            server = server.with_flags(n_gpu_layers=layers or 0)
+            gpu_layer_count = changes.most_layers(server)
+            server = server.with_flags(n_gpu_layers=gpu_layer_count or 0)
         return FittedServer(server, server.placement, server.buffers(server.placement))
 
     @property
@@ -321,16 +327,16 @@ def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     fitted_server, flags = server.fitted_server, server.flags
-    notes_of_fit = (server.version.note, *fitted_server.notes)
-    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit, NOTE_TEXTS)
+    fit_notes = (server.version.note, *fitted_server.notes)
+    computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, fit_notes, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
-    answer_notes = list(computed_answer.notes)
+    answer_notes = list(computed_memory.notes)
     if host_layer_count:
         answer_notes.insert(
             0,
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
-            f"{computed_answer.host['share']:.0%} of all bytes",
+            f"{computed_memory.host['share']:.0%} of all bytes",
         )
     if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
         answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
@@ -341,14 +347,14 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    error_heading = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
+    heading_remark = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
     return replace(
-        computed_answer,
+        computed_memory,
         max_model_len=server.num_ctx,
         has_all_layers_on_devices=not host_layer_count,
         assumed_flags=assumed_options,
         notes=tuple(answer_notes),
-        heading=error_heading,
+        heading=heading_remark,
     )
 
 
@@ -405,11 +411,11 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         )
 
 
-def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
+def serving_flags(preset: Preset, flags: Mapping[str, Any], user_count: int, seq: int | None) -> dict[str, Any]:
+    """Returns the options for `user_count` sequences of `seq` tokens. Raises `InputError` for other lengths."""
     server_flags = dict(flags)
-    if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
-        server_flags["OLLAMA_NUM_PARALLEL"] = users
+    if user_count > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
+        server_flags["OLLAMA_NUM_PARALLEL"] = user_count
     if seq is not None:
         if flags.get("num_ctx", seq) != seq:
             raise InputError(f"--seq {seq}: --num-ctx says {flags['num_ctx']}; expected one of the two")

@@ -33,8 +33,13 @@ STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_che
 
 def is_olmo(config: Table) -> bool:
     """Whether a table is a config of OLMo."""
-    model = config.get("model")
-    return isinstance(model, Mapping) and "d_model" in model and "layer_norm_type" in model and "optimizer" in config
+    model_table = config.get("model")
+    return (
+        isinstance(model_table, Mapping)
+        and "d_model" in model_table
+        and "layer_norm_type" in model_table
+        and "optimizer" in config
+    )
 
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
@@ -80,54 +85,64 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
         return sharded_launch(reader, world_size, run_settings, fsdp_settings if is_sharded else None, spec=spec)
 
 
-def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
+def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
-    reader.refuse_other_values(model, OFF, "model.")
-    hidden_size, layer_count = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
-    heads = reader.integer(model, "n_heads", 12)
-    activation_name = reader.choice(model, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
+    reader.refuse_other_values(model_table, OFF, "model.")
+    hidden_size, layer_count = (
+        integer_of(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
+    )
+    heads = reader.integer(model_table, "n_heads", 12)
+    activation_name = reader.choice(model_table, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
     is_gated = activation_name == "swiglu"
     inner_width = (
-        reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
+        reader.optional_integer(model_table, "mlp_hidden_size")
+        or reader.integer(model_table, "mlp_ratio", 4) * hidden_size
     )
-    norm_type = str(reader.value(model, "layer_norm_type", "default"))
+    norm_type = str(reader.value(model_table, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.value_error("model.layer_norm_type", norm_type, "default, low_precision or rms")
-    has_weight = reader.flag(model, "layer_norm_with_affine", True)
-    has_bias = has_weight and reader.flag(model, "bias_for_layer_norm", reader.flag(model, "include_bias", True))
-    norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
+    has_weight = reader.flag(model_table, "layer_norm_with_affine", True)
+    has_bias = has_weight and reader.flag(
+        model_table, "bias_for_layer_norm", reader.flag(model_table, "include_bias", True)
+    )
+    norm_table: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
     if not has_weight:
-        norm["weight"] = False
-    elif norm["type"] == "layernorm" and not has_bias:
-        norm["bias"] = False
-    attention: dict[str, Any] = {"num_attention_heads": heads}
-    key_heads = 1 if model.get("multi_query_attention") else model.get("n_kv_heads")
+        norm_table["weight"] = False
+    elif norm_table["type"] == "layernorm" and not has_bias:
+        norm_table["bias"] = False
+    attention_table: dict[str, Any] = {"num_attention_heads": heads}
+    key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
     if key_heads is not None:
-        attention["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
-    position_count = reader.integer(model, "max_sequence_length", 1024)
-    decoder: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
-    if reader.flag(model, "rope"):
-        attention["position"] = {"type": "rope"}
+        attention_table["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
+    position_count = reader.integer(model_table, "max_sequence_length", 1024)
+    decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
+    if reader.flag(model_table, "rope"):
+        attention_table["position"] = {"type": "rope"}
     else:
-        decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network = {
+        decoder_table["position"] = {"type": "learned", "max_position_embeddings": position_count}
+    network_table = {
         "type": "mlp",
         "intermediate_size": inner_width // 2 if is_gated else inner_width,
         "hidden_act": "silu" if is_gated else activation_name,
         "gated": is_gated,
     }
-    if reader.flag(model, "attention_layer_norm"):
-        norm_has_weight = reader.flag(model, "attention_layer_norm_with_affine", True)
-        attention["qk_norm"] = {"norm": {**norm, "weight": norm_has_weight}, "scope": "projection"}
-    norm_placement = "output" if reader.flag(model, "norm_after") else "pre"
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": norm_placement}
-    embedding_rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
+    if reader.flag(model_table, "attention_layer_norm"):
+        norm_has_weight = reader.flag(model_table, "attention_layer_norm_with_affine", True)
+        attention_table["qk_norm"] = {"norm": {**norm_table, "weight": norm_has_weight}, "scope": "projection"}
+    norm_placement = "output" if reader.flag(model_table, "norm_after") else "pre"
+    decoder_table["block"] = {
+        "attention": attention_table,
+        "feed_forward": network_table,
+        "norm": norm_table,
+        "norm_placement": norm_placement,
+    }
+    embedding_rows = model_table.get("embedding_size") or reader.value(model_table, "vocab_size", 50257)
     spec_table = {
         "vocab_size": integer_of(reader, "model.embedding_size", embedding_rows),
         "hidden_size": hidden_size,
-        "tie_word_embeddings": reader.flag(model, "weight_tying", True),
+        "tie_word_embeddings": reader.flag(model_table, "weight_tying", True),
         "max_position_embeddings": position_count,
-        "decoder": decoder,
+        "decoder": decoder_table,
     }
     return validate(ModelSpec, spec_table, reader.name_in_errors)
 

@@ -82,11 +82,15 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
-        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        sequence_length = next(
+            (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
+        )
         variables |= dict.fromkeys(LENGTHS, sequence_length)
         for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
-                name: value for name, value in _number_assignments(function_node.body, variables) if name not in LENGTHS
+                variable_name: assigned_value
+                for variable_name, assigned_value in _number_assignments(function_node.body, variables)
+                if variable_name not in LENGTHS
             }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
@@ -141,10 +145,11 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
-        str(name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
-        if isinstance(value, UnknownValue)
-        else value
-        for name, (value_node, value) in argument_values.items()
+        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        or argument_value.text
+        if isinstance(argument_value, UnknownValue)
+        else argument_value
+        for argument_name, (value_node, argument_value) in argument_values.items()
     }
 
 
@@ -153,7 +158,7 @@ def _model_of(
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
-    other_tokenizer: re.Match[str] | None,
+    tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next(
@@ -169,8 +174,8 @@ def _model_of(
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:
         return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
-    if other_tokenizer is not None:
-        reader.refuse(other_tokenizer[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
+    if tokenizer_match is not None:
+        reader.refuse(tokenizer_match[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
     return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
 
 
@@ -178,7 +183,7 @@ MODEL = "TransformerConfig."
 """What precedes the name of a model's method."""
 
 
-def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
+def _train_module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
     cookbook_arguments = _class_arguments(call_nodes, COOKBOOK, variables)
     if cookbook_arguments is None:
@@ -222,11 +227,11 @@ def _launch_of_calls(
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
-    other_tokenizer: re.Match[str] | None,
+    tokenizer_match: re.Match[str] | None,
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
-    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
-    module_arguments = _module_arguments(call_nodes, variables)
+    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, tokenizer_match)
+    module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
         raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
@@ -243,7 +248,7 @@ def _launch_of_calls(
         "phase": "training",
         "seq": -(-sequence_length // sequence_ranks),
         "batch": tokens // sequence_length,
-        "num_microbatches": _micro_batches(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
+        "num_microbatches": _micro_batch_count(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
         **_step_settings(reader, call_nodes, module_arguments, variables),
     }
@@ -265,7 +270,7 @@ def _launch_of_calls(
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replica_count = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
     return sharded_launch(
-        reader, world_size, run_settings, fsdp_settings, replicas=replica_count, spec=spec, target=model_id
+        reader, world_size, run_settings, fsdp_settings, replica_count=replica_count, spec=spec, target=model_id
     )
 
 
@@ -295,7 +300,7 @@ def _replica_count(
     return world_size // shard_ranks
 
 
-def _micro_batches(
+def _micro_batch_count(
     reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_of_ranks: int
 ) -> int:
     """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
@@ -366,9 +371,9 @@ def _recompute_settings(
             return {"recompute": "none" if memory_budget else "full"}
         exact_period = 1 / min(memory_budget, 1 - memory_budget)
         layer_period = math.floor(exact_period + 1e-9) if memory_budget < 0.5 else math.ceil(exact_period - 1e-9)
-        layer_share = f"one of {layer_period}" if memory_budget < 0.5 else f"{layer_period - 1} of {layer_period}"
+        layers_text = f"one of {layer_period}" if memory_budget < 0.5 else f"{layer_period - 1} of {layer_period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it "
+            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layers_text} layers kept all that it "
             "saves, " + ("an estimate" if abs(exact_period - layer_period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{layer_period}" if memory_budget < 0.5 else f"every:{layer_period}"}

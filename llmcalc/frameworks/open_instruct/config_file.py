@@ -31,7 +31,11 @@ SIGNS = (
 
 def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
-    return "model_name_or_path" in config and any(sign in config for sign in SIGNS) and "finetuning_type" not in config
+    return (
+        "model_name_or_path" in config
+        and any(argument_name in config for argument_name in SIGNS)
+        and "finetuning_type" not in config
+    )
 
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
@@ -66,7 +70,11 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append(
                 "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
             )
-        arguments = {name: value for name, value in config.items() if name in known_argument_names()}
+        arguments = {
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name in known_argument_names()
+        }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
 
@@ -85,7 +93,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 64)),
-        target_pair=("lora_target_modules", target_modules),
+        targets_argument=("lora_target_modules", target_modules),
         dropout_value=reader.value(config, "lora_dropout", 0.1),
     )
     return adapter_settings | ({"base": "nf4-dq"} if reader.flag(config, "use_qlora") else {})

@@ -86,34 +86,45 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        module_verb = command_line.program.removesuffix(".py").rpartition(".")[2]
-        if module_verb == "train_kd":
+        trainer_name = command_line.program.removesuffix(".py").rpartition(".")[2]
+        if trainer_name == "train_kd":
             raise reader.argument_error(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
-        if module_verb not in LOSSES:
+        if trainer_name not in LOSSES:
             raise reader.argument_error(
-                f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}"
+                f"line {command_line.line}: {trainer_name}", f"is not read; expected {', '.join(LOSSES)}"
             )
         arguments = {
-            _current_name(name): value
-            for name, value in arguments_of(command_line.words, source_file.name_in_errors).items()
+            _current_name(argument_name): argument_value
+            for argument_name, argument_value in arguments_of(command_line.words, source_file.name_in_errors).items()
         }
-        known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        plain_data = plain_arguments(arguments, reader, known_names)
-        plain_data = {
-            _current_name(argument_name): argument_value for argument_name, argument_value in plain_data.items()
+        known_names = frozenset(
+            argument_name
+            for argument_name in arguments
+            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
+        )
+        argument_values = plain_arguments(arguments, reader, known_names)
+        argument_values = {
+            _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
         }
         model_id = model_name(arguments.get("actor.model_name_or_path"))
-        _refuse_unmodelled(reader, plain_data)
-        world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
-        config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)
-        if LOSSES[module_verb]:
-            settings |= _pair_settings(reader, plain_data, LOSSES[module_verb], config, settings)
+        _refuse_unmodelled(reader, argument_values)
+        world_size = (
+            _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
+        )
+        config, settings = (
+            _deepspeed_config(reader, argument_values, world_size),
+            _other_settings(reader, argument_values),
+        )
+        if LOSSES[trainer_name]:
+            settings |= _pair_settings(reader, argument_values, LOSSES[trainer_name], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
-        rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
+        rollout = (
+            _rollout_of(reader, argument_values, launch_settings.layout.dp) if trainer_name == "train_ppo_ray" else None
+        )
         reader.ignored_arguments += [
-            argument_name for argument_name in plain_data if argument_name.partition(".")[0] in IGNORED_SECTIONS
+            argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS
         ]
         return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 
@@ -138,20 +149,20 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
             reader.refuse(f"--{argument_name}", refusal_reason)
 
 
-def _actor_devices(reader: LaunchReader, config: Table) -> int:
+def _actor_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
     return reader.device_count_of_nodes(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
 def _pair_settings(
-    reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+    reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch for pairs of answers, except for KTO, and returns the loss settings."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
-    if loss == "kto":
+    if loss_name == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
     else:
-        batch_settings = pair_settings(reader, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
+        batch_settings = pair_settings(reader, loss_name, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reader.flag(arguments, "ref.offload"):
         reader.frozen = None
         reader.notes.append("--ref.offload: the reference model is on the host")
@@ -201,7 +212,7 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     lora_rank = config.get("ds.lora.rank")
     if lora_rank not in (None, 0):
         target_pair = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("--ds.lora.rank", lora_rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", lora_rank), targets_argument=target_pair)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings
@@ -277,12 +288,12 @@ def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reader.integer(config, "vllm.tensor_parallel_size", 1),
         "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
-        "max_model_len": _longest_sequence(reader, config),
+        "max_model_len": _longest_sequence_tokens(reader, config),
     }
     return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})
 
 
-def _longest_sequence(reader: LaunchReader, config: Table) -> int:
+def _longest_sequence_tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of the longest sequence."""
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return _sequence_length(reader, config)

@@ -99,16 +99,18 @@ ZERO_DEFAULTS = {"overlap_comm": False, "reduce_bucket_size": 500_000_000, "allg
 
 def is_oumi(config: Table) -> bool:
     """Returns whether a table is a training config of Oumi."""
-    model, training_table = config.get("model"), config.get("training")
-    return isinstance(model, Mapping) and "model_name" in model and isinstance(training_table, Mapping)
+    model_table, training_table = config.get("model"), config.get("training")
+    return isinstance(model_table, Mapping) and "model_name" in model_table and isinstance(training_table, Mapping)
 
 
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         unknown_keys(reader, config, TABLES, "", "no table that is known")
-        tables = {name: reader.table(config, name) for name in TABLES}
-        values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
+        tables = {table_name: reader.table(config, table_name) for table_name in TABLES}
+        values_by_key = {
+            f"{table_name}.{key}"[:100]: value for table_name, table in tables.items() for key, value in table.items()
+        }
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in TRAINERS:
             raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(TRAINERS)}")
@@ -169,7 +171,7 @@ def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) 
     module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
         raise reader.value_error(key, module_names, "a list of names")
-    return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
+    return not all("vis" in str(module_name) or "audio" in str(module_name) for module_name in module_names)
 
 
 def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str, Any]:
@@ -178,10 +180,10 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     if precision not in ("none", "fp16", "bf16"):
         raise reader.value_error("training.mixed_precision_dtype", precision, "NONE, FP16 or BF16")
     trainer_arguments = {
-        name: values_by_key.get("model.model_max_length")
-        if str(value).startswith("${model.model_max_length}")
-        else value
-        for name, value in reader.table(values_by_key, "training.trainer_kwargs").items()
+        argument_name: values_by_key.get("model.model_max_length")
+        if str(argument_value).startswith("${model.model_max_length}")
+        else argument_value
+        for argument_name, argument_value in reader.table(values_by_key, "training.trainer_kwargs").items()
     }
     return {
         "per_device_train_batch_size": reader.integer(values_by_key, "training.per_device_train_batch_size", 8),
@@ -196,19 +198,19 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     }
 
 
-def _adapter_arguments(reader: LaunchReader, keys: Table, adapter_table: Table) -> dict[str, Any]:
-    """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
+def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table: Table) -> dict[str, Any]:
+    """Returns the arguments of the table `peft`, whose default rank is 8. values_by_key: `TABLE.KEY` → value."""
     unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
+    if _names_language_model(reader, values_by_key, "peft.lora_exclude_modules"):
         reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
         if adapter_table.get(key) not in (None, [], plain_value):
             reader.refuse(f"peft.{key}", "it is modelled without")
     arguments: dict[str, Any] = {"use_peft": True}
     arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}
-    arguments["lora_r"] = reader.integer(keys, "peft.lora_r", 8)
-    if reader.flag(keys, "peft.q_lora"):
-        bit_count = reader.integer(keys, "peft.q_lora_bits", 4)
+    arguments["lora_r"] = reader.integer(values_by_key, "peft.lora_r", 8)
+    if reader.flag(values_by_key, "peft.q_lora"):
+        bit_count = reader.integer(values_by_key, "peft.q_lora_bits", 4)
         if bit_count not in (4, 8):
             raise reader.argument_error("peft.q_lora_bits", f"{bit_count}; expected 4 or 8")
         arguments[f"load_in_{bit_count}bit"] = True
@@ -222,11 +224,11 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
     """
     wrap_policy = str(reader.value(values_by_key, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
     if wrap_policy != "TRANSFORMER_BASED_WRAP":
-        is_missing = values_by_key.get("fsdp.auto_wrap_policy") is None
+        lacks_wrap_policy = values_by_key.get("fsdp.auto_wrap_policy") is None
         reader.refuse(
             "fsdp.auto_wrap_policy",
-            f"{'missing, which is NO_WRAP' if is_missing else wrap_policy}: other groups of weights are gathered than "
-            "those of a layer, which TRANSFORMER_BASED_WRAP gathers",
+            f"{'missing, which is NO_WRAP' if lacks_wrap_policy else wrap_policy}: other groups of weights are "
+            "gathered than those of a layer, which TRANSFORMER_BASED_WRAP gathers",
         )
     mixed_precision = values_by_key.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):

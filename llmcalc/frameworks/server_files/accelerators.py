@@ -48,10 +48,19 @@ def accelerator_of(accelerator_label: str) -> str:
     if "mig" in label_text:
         return ""
     label_words = [word for word in re.split(r"[-_ /.,()]+", label_text) if word and word not in _IGNORED_WORDS]
-    memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
-    chip_words = [word for word in label_words if word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", word)]
-    for name_words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
-        machine_accelerator = _accelerator_name("-".join(filter(None, name_words)), memory)
+    memory_word = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
+    chip_words = [
+        word for word in label_words if word != memory_word and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", word)
+    ]
+    for name_words in (
+        [*chip_words, memory_word],
+        label_words,
+        chip_words,
+        chip_words[:-1],
+        chip_words[:2],
+        chip_words[:1],
+    ):
+        machine_accelerator = _accelerator_name("-".join(filter(None, name_words)), memory_word)
         if machine_accelerator:
             return machine_accelerator
     return ""

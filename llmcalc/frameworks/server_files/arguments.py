@@ -45,7 +45,7 @@ def read_arguments(
     command_words: Sequence[str],
     place_in_file: str,
     read_named_file: ReadNamedFile,
-    allow_unknown: bool,
+    allows_unknown_flags: bool,
     typed_fields: Sequence[str] = (),
 ) -> ParsedArguments:
     """Returns the parsed arguments of a server's command. serving_engine: the engine.
@@ -58,13 +58,14 @@ def read_arguments(
     flags = flags_of_program(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
     parsed_arguments = ParsedArguments()
-    unknown_flags = parsed_arguments.unknown_flags if allow_unknown else None
+    unknown_flags = parsed_arguments.unknown_flags if allows_unknown_flags else None
     ignored_arguments = [
         word for flag, word in pairwise(command_words) if is_unset_variable(word) and not _takes_value(flag)
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
-        f"{printable(name)} is not set and left out" for name in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+        f"{printable(ignored_argument)} is not set and left out"
+        for ignored_argument in dict.fromkeys(ignored_arguments[:MOST_NOTES])
     ]
     try:
         positional_words, flag_values = split_arguments(
@@ -82,8 +83,8 @@ def read_arguments(
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
-        has_repository = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
-        if has_repository and "--mmproj-auto" in flags_by_name:
+        has_repository_flag = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
+        if has_repository_flag and "--mmproj-auto" in flags_by_name:
             parsed_arguments.values["mmproj_auto"] = True
         elif flag_values.get("mmproj_auto"):
             del flag_values["mmproj_auto"]  # no repository, no file of an encoder
@@ -137,10 +138,10 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
         Flag((*server_program.model_flags, f"--{MODEL_FLAG}")),
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
-        *(Flag((idle_spelling,), is_memory_neutral=True) for idle_spelling in server_program.ignored_flags),
+        *(Flag((ignored_spelling,), is_memory_neutral=True) for ignored_spelling in server_program.ignored_flags),
         *(
-            Flag((idle_spelling,), "switch", is_memory_neutral=True)
-            for idle_spelling in server_program.ignored_switches
+            Flag((ignored_spelling,), "switch", is_memory_neutral=True)
+            for ignored_spelling in server_program.ignored_switches
         ),
         *serving_engine.known_flags(),
     )
@@ -156,7 +157,9 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(match is not None and not match.flag.is_memory_neutral for match in named_flags):
+        if all(named_flags) and any(
+            matched_flag is not None and not matched_flag.flag.is_memory_neutral for matched_flag in named_flags
+        ):
             return program.engine
     return ""
 

@@ -45,9 +45,9 @@ def server_of_table(manifest_table: Mapping[str, Any]) -> Container | None:
 
 def servers_of_table(manifest_table: Mapping[str, Any]) -> Iterator[Container]:
     """Yields the servers of a table, with each server's location in the file; nothing for tables without servers."""
-    model = manifest_table.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
-        yield from _recipe_servers(manifest_table, model)
+    model_table = manifest_table.get("model")
+    if isinstance(model_table, Mapping) and isinstance(model_table.get("model_id"), str) and "base_args" in model_table:
+        yield from _recipe_servers(manifest_table, model_table)
     for worker_key, server_program in WORKER_COMMANDS.items():
         for worker_name, flags in inner_table(manifest_table, "backend", worker_key).items():
             if isinstance(flags, Mapping) and flags:
@@ -63,7 +63,7 @@ WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve",
 """Keys of srt-slurm's `backend` → the command with these flags."""
 
 
-def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
+def _recipe_servers(recipe_table: Mapping[str, Any], model_table: Mapping[str, Any]) -> Iterator[Container]:
     """Yields the server of each vLLM recipe variant, with the default features."""
     opt_in_features = recipe_table.get("opt_in_features")
     disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
@@ -76,13 +76,15 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -
     variants_by_name = inner_table(recipe_table, "variants") or {"default": {}}
     for variant_name, variant_table in variants_by_name.items():
         if isinstance(variant_table, Mapping):
-            base_words = _words_of_recipe(model.get("base_args"))
+            base_words = _words_of_recipe(model_table.get("base_args"))
             variant_words = _words_of_recipe(variant_table.get("extra_args"))
             command_words = [*base_words, *feature_words, *variant_words]
             yield Container(
                 f"variants.{variant_name}"[:80],
-                words=("vllm", "serve", str(variant_table.get("model_id") or model["model_id"]), *command_words),
-                env=_environment_texts({**inner_table(model, "base_env"), **inner_table(variant_table, "extra_env")}),
+                words=("vllm", "serve", str(variant_table.get("model_id") or model_table["model_id"]), *command_words),
+                env=_environment_texts(
+                    {**inner_table(model_table, "base_env"), **inner_table(variant_table, "extra_env")}
+                ),
             )
 
 
@@ -91,8 +93,8 @@ def _words_of_recipe(recipe_list: Any) -> list[str]:
     recipe_texts = _texts_of_list(recipe_list)
     return [
         word
-        for text in recipe_texts
-        for word in (text.split() if text.startswith("--") and "'" not in text else [text])
+        for recipe_text in recipe_texts
+        for word in (recipe_text.split() if recipe_text.startswith("--") and "'" not in recipe_text else [recipe_text])
     ]
 
 
@@ -113,11 +115,11 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
 def _ray_server(ray_config: Mapping[str, Any]) -> Container:
     loading_config = ray_config["model_loading_config"]
     model_source = loading_config.get("model_source", loading_config.get("model_id", ""))
-    model = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source
+    model_name = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source
     server_program = "sglang" if str(ray_config.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(
         "",
-        words=(server_program, "serve", str(model), *words_of_arguments(ray_config["engine_kwargs"])),
+        words=(server_program, "serve", str(model_name), *words_of_arguments(ray_config["engine_kwargs"])),
         env=_environment_texts(inner_table(ray_config, "runtime_env", "env_vars")),
         gpu=str(ray_config.get("accelerator_type") or ""),
     )  # fmt: skip
@@ -131,11 +133,15 @@ def _chart_server(chart_values: Mapping[str, Any]) -> Container:
     )
 
 
-def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    flags = {flag: model[flag] for flag in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(flag) not in (None, False, "")}
+def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str, Any]) -> Container:
+    flags = {
+        flag: model_table[flag]
+        for flag in (*MODEL_FLAGS, *SWITCH_KEYS)
+        if model_table.get(flag) not in (None, False, "")
+    }
     pod_settings = inner_table(operator_table, "deploymentConfig")
     image_name, gpus = inner_table(pod_settings, "image").get("name"), inner_table(pod_settings, "resources").get("gpu")
-    return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
+    return _stack_server(operator_table, model_table["modelURL"], flags, str(image_name or ""), gpus)
 
 
 def _stack_server(
@@ -170,7 +176,11 @@ def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[st
 
 
 def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in environment_table.items() if isinstance(value, str | int | float)}
+    return {
+        str(variable_name): str(variable_value)
+        for variable_name, variable_value in environment_table.items()
+        if isinstance(variable_value, str | int | float)
+    }
 
 
 def _texts_of_list(list_value: Any) -> list[str]:

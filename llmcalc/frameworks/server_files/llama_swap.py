@@ -28,7 +28,8 @@ def is_llama_swap(config: Any) -> bool:
     """Whether tables are a config of llama-swap: models by name, with commands."""
     model_tables = config.get("models") if isinstance(config, Mapping) else None
     return isinstance(model_tables, Mapping) and any(
-        isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in model_tables.values()
+        isinstance(model_table, Mapping) and isinstance(model_table.get("cmd"), str)
+        for model_table in model_tables.values()
     )
 
 
@@ -40,13 +41,19 @@ def servers_of_llama_swap(
     name_in_errors: the file in messages. variables: environment variables.
     """
     shared_macros = _read_macros(config)
-    for model_name, model in config["models"].items():
-        if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
+    for model_name, model_table in config["models"].items():
+        if not isinstance(model_table, Mapping) or not isinstance(model_table.get("cmd"), str):
             continue
         place_in_file = f"models.{one_line(str(model_name))[:60]}"
         env_macros = {f"env.{variable_name}": variable_value for variable_name, variable_value in variables.items()}
-        macro_values = {"PORT": PORT, **env_macros, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
-        command_text = _expand_macros(model["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
+        macro_values = {
+            "PORT": PORT,
+            **env_macros,
+            **shared_macros,
+            **_read_macros(model_table),
+            "MODEL_ID": str(model_name),
+        }
+        command_text = _expand_macros(model_table["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
         command_lines = [line for line in command_text.split("\n") if not line.strip().startswith("#")]
         try:
             command_words = shlex.split(" ".join(command_line.rstrip("\\") for command_line in command_lines))
@@ -54,7 +61,9 @@ def servers_of_llama_swap(
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env_items = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
+        env_items = [
+            env_item for env_item in model_table.get("env") or () if isinstance(env_item, str) and "=" in env_item
+        ]
         yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env_items))
 
 

@@ -86,11 +86,11 @@ def servers_in_tables(
         ):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
-        item
+        manifest_item
         for document in yaml_documents
         if isinstance(document, Mapping)
-        for item in (document["items"] if isinstance(document.get("items"), list) else [document])
-        if isinstance(item, Mapping)
+        for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        if isinstance(manifest_item, Mapping)
     ]
     serving_runtimes = {
         str(inner_table(manifest_item, "metadata").get("name")): manifest_item
@@ -150,9 +150,11 @@ def _compose_servers(
             ),
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
-            gpus=_reserved_accelerators(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
+            gpus=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
-                folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
+                container_folder: host_folder
+                for volume in volume_list
+                for container_folder, host_folder in parse_mount(volume).items()
             },
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
@@ -177,14 +179,14 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
     return manifest_value
 
 
-def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
+def _reserved_accelerator_count(reserved_devices: Any, name_in_errors: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
-    for device in reserved_devices if isinstance(reserved_devices, list) else ():
-        if isinstance(device, Mapping):
-            device_ids = device.get("device_ids")
+    for device_table in reserved_devices if isinstance(reserved_devices, list) else ():
+        if isinstance(device_table, Mapping):
+            device_ids = device_table.get("device_ids")
             if isinstance(device_ids, list):
                 return len(device_ids)
-            device_count = accelerator_count(device.get("count"), f"{name_in_errors}: count")
+            device_count = accelerator_count(device_table.get("count"), f"{name_in_errors}: count")
             if device_count is not None:
                 return device_count
     return None
@@ -214,9 +216,10 @@ def _skypilot_servers(
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
     if isinstance(accelerators, Mapping):
-        return [(str(name), count_text if type(count_text) is int else 1) for name, count_text in accelerators.items()][
-            :20
-        ]
+        return [
+            (str(accelerator_name), count_text if type(count_text) is int else 1)
+            for accelerator_name, count_text in accelerators.items()
+        ][:20]
     accelerator_texts = (
         accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
     )
@@ -243,22 +246,22 @@ def _inference_service_with_runtime(
     inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = inner_table(inference_service, "spec", "predictor", "model")
+    model_table = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             merged_arguments = [
                 *_command_words(container.get("args"), server_finder.name_in_errors),
-                *_command_words(model.get("args"), server_finder.name_in_errors),
+                *_command_words(model_table.get("args"), server_finder.name_in_errors),
             ]
-            merged_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
+            merged_variables = [*_environment_list(container.get("env")), *_environment_list(model_table.get("env"))]
             merged_container = {
                 **container,
                 "args": merged_arguments,
                 "env": merged_variables,
-                "resources": model.get("resources", {}),
+                "resources": model_table.get("resources", {}),
             }
-            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model
+            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model_table
             yield from _servers_of_container(merged_container, outer_tables, "InferenceService", server_finder)
             return
 
@@ -286,7 +289,7 @@ def _llm_inference_service(
             container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
                 place_in_file=place_in_file,
-                words=("vllm", "serve", _hub_model(container_tables), *_adapter_flags(container_tables)),
+                words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
                 gpu=_node_accelerator(container_tables),
@@ -318,7 +321,7 @@ def _container_servers(
     if (
         any(table_key in manifest_table for table_key in COMMAND_KEYS)
         or (isinstance(manifest_table.get("image"), str) and outer_tables)
-        or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
+        or (_implied_engine((manifest_table,)) and _hub_model_name((manifest_table,)))
     ):
         container_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
         if container_servers:
@@ -367,7 +370,7 @@ def _servers_of_container(
         env=env,
         gpu=_node_accelerator(all_tables),
         gpus=_accelerator_limit(all_tables, f"{server_finder.name_in_errors}: {_short_location(place_in_file)}"),
-        model=_hub_model(all_tables),
+        model=_hub_model_name(all_tables),
         engine=_implied_engine(all_tables) or engine_of_flags(command_words),
         sizes=_parallel_sizes(all_tables),
     )
@@ -383,7 +386,9 @@ def _short_location(key_path: str) -> str:
 def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {str(name): str(text) for name, text in environment_value.items() if _is_plain_data(text)}
+        return {
+            str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain_data(text)
+        }
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and _is_plain_data(env_element.get("value")):
@@ -496,7 +501,7 @@ def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors
     return None
 
 
-def _hub_model(outer_tables: Sequence[Mapping[str, Any]]) -> str:
+def _hub_model_name(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
     for outer_table in reversed(outer_tables):
         for address_table in (

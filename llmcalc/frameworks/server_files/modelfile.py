@@ -30,9 +30,16 @@ def is_modelfile(file_text: str, file_name: str) -> bool:
     ]
     instruction_matches = [_INSTRUCTION.match(text_line) for text_line in instruction_lines]
     has_file_name = "modelfile" in file_name.rpartition("/")[2].lower()
-    has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in instruction_matches)
-    return has_instructions and (
-        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in instruction_matches)
+    has_known_instructions = all(
+        instruction_match is not None and instruction_match[1].lower() in INSTRUCTIONS
+        for instruction_match in instruction_matches
+    )
+    return has_known_instructions and (
+        has_file_name
+        or any(
+            instruction_match is not None and instruction_match[1].lower() == "parameter"
+            for instruction_match in instruction_matches
+        )
     )
 
 

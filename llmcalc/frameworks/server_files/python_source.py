@@ -97,20 +97,26 @@ class _Evaluator:
         """
         pending_values = [evaluated_value]
         while pending_values:
-            value = pending_values.pop()
-            self.combined_count += 1 + (len(value) if isinstance(value, str | list | dict) else 0)
+            pending_value = pending_values.pop()
+            self.combined_count += 1 + (len(pending_value) if isinstance(pending_value, str | list | dict) else 0)
             if self.combined_count > MOST_COMBINED:
                 raise InputError(
                     f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
                     "expected shorter texts and lists"
                 )
-            pending_values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            pending_values += (
+                pending_value.values()
+                if isinstance(pending_value, dict)
+                else pending_value
+                if isinstance(pending_value, list)
+                else ()
+            )
 
     def _plain_text(self, evaluated_value: Any) -> str:
         self._count_combined_items(evaluated_value)
         return str(evaluated_value)
 
-    def _word(self, evaluated_value: Any) -> str:
+    def _embedded_text(self, evaluated_value: Any) -> str:
         """Returns a value as text for use within a longer text, and counts its letters."""
         self._count_combined_items(evaluated_value)
         return _word_of_value(evaluated_value)
@@ -192,7 +198,7 @@ class _Evaluator:
             except UnsplittableText:
                 return  # a text for people that names a server
         else:
-            command_words = [self._word(list_element) for list_element in command_value[:MOST_WORDS]]
+            command_words = [self._embedded_text(list_element) for list_element in command_value[:MOST_WORDS]]
             yield from server_finder.servers_in_words(replace(located_container, words=command_words))
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
@@ -201,7 +207,10 @@ class _Evaluator:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         self._count_combined_items(keyword_values)
-        return {name: _with_unresolved_marks(value) for name, value in keyword_values.items()}
+        return {
+            argument_name: _with_unresolved_marks(argument_value)
+            for argument_name, argument_value in keyword_values.items()
+        }
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
@@ -220,7 +229,7 @@ class _Evaluator:
             ]
         if isinstance(syntax_node, ast.JoinedStr):
             text_values = [node.value if isinstance(node, ast.FormattedValue) else node for node in syntax_node.values]
-            return "".join(self._word(self.evaluate(text_node, depth + 1)) for text_node in text_values)
+            return "".join(self._embedded_text(self.evaluate(text_node, depth + 1)) for text_node in text_values)
         if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
             return self._sum(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
         if isinstance(syntax_node, ast.IfExp):
@@ -257,7 +266,7 @@ class _Evaluator:
                 keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call_node.keywords if keyword.arg
             }
         if function_name == "str" and len(argument_values) == 1:
-            return self._word(argument_values[0])
+            return self._embedded_text(argument_values[0])
         if (
             function_name == "json.dumps"
             and len(argument_values) == 1
@@ -276,7 +285,7 @@ class _Evaluator:
                 list_words: list[str] = []
                 for list_element in argument_values[0]:
                     self._count_combined_items(separator_text)
-                    list_words.append(self._word(list_element))
+                    list_words.append(self._embedded_text(list_element))
                 return separator_text.join(list_words)
         return value_of(call_node, self.names, depth)
 

@@ -48,18 +48,23 @@ SERVER_KEYS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|mode
 
 
 def servers_of_file(
-    path: str | Path, allow_unknown: bool = False, typed_flags: Mapping[str, Any] = NO_FLAGS, typed_engine: str = ""
+    path: str | Path,
+    allows_unknown_flags: bool = False,
+    typed_flags: Mapping[str, Any] = NO_FLAGS,
+    typed_engine: str = "",
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` or a command as it is typed in a shell.
-    allow_unknown: whether unknown flags are accepted.
+    allows_unknown_flags: whether unknown flags are accepted.
     typed_flags: flags of the engine that are typed beside the file, by their fields; they replace the file's.
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_path, launch_text, launch_folder = _read_launch(path)
-    return servers_of_text(launch_text, typed_path, allow_unknown, launch_folder, typed_flags, typed_engine)
+    typed_launch_file, launch_text, launch_folder = _read_launch(path)
+    return servers_of_text(
+        launch_text, typed_launch_file, allows_unknown_flags, launch_folder, typed_flags, typed_engine
+    )
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
@@ -70,9 +75,9 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
         typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
-    typed_path = typed_launch(typed_text)
-    launch_file = Path(typed_path.path)
-    return typed_path, read_launch_text(launch_file), launch_file.parent
+    typed_launch_file = typed_launch(typed_text)
+    launch_file = Path(typed_launch_file.path)
+    return typed_launch_file, read_launch_text(launch_file), launch_file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -99,8 +104,8 @@ TRAINS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
 
 
 def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
-    typed_path, launch_text, launch_folder = _read_launch(launch_path)
-    yield from _find_servers(launch_text, typed_path, launch_folder)
+    typed_launch_file, launch_text, launch_folder = _read_launch(launch_path)
+    yield from _find_servers(launch_text, typed_launch_file, launch_folder)
 
 
 def engines_of_file(launch_path: str | Path) -> list[str]:
@@ -115,24 +120,24 @@ def engines_of_file(launch_path: str | Path) -> list[str]:
 
 def servers_of_text(
     file_text: str,
-    typed_path: TypedLaunch,
-    allow_unknown: bool = False,
+    typed_launch_file: TypedLaunch,
+    allows_unknown_flags: bool = False,
     launch_folder: Path | None = None,
     typed_flags: Mapping[str, Any] = NO_FLAGS,
     typed_engine: str = "",
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file's text starts.
 
-    typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names;
-        None (default) to read no such file. Other parameters as of `servers_of_file`.
+    typed_launch_file: the file's name, with variables and arguments of a script. launch_folder: folder of files that
+        it names; None (default) to read no such file. Other parameters as of `servers_of_file`.
     """
-    name_in_errors = typed_path.path
+    name_in_errors = typed_launch_file.path
     launched_servers: list[LaunchedServer] = []
-    for started_server in _find_servers(file_text, typed_path, launch_folder):
+    for started_server in _find_servers(file_text, typed_launch_file, launch_folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
-        server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
-        if not _is_worker(started_server.start) and server not in launched_servers:
+        server = _read_server(started_server, name_in_errors, allows_unknown_flags, launch_folder, typed_flags)
+        if not _is_worker_command(started_server.start) and server not in launched_servers:
             launched_servers.append(server)
         if len(launched_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
@@ -151,7 +156,7 @@ def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[Laun
     return list(distinct_servers.values())
 
 
-def _is_worker(server_start: ServerStart) -> bool:
+def _is_worker_command(server_start: ServerStart) -> bool:
     """Whether a command joins a server on another machine, and so starts no separate server."""
     argument_text = " ".join(server_start.arguments)
     return (
@@ -163,9 +168,11 @@ def _is_worker(server_start: ServerStart) -> bool:
 # ---- kinds of files
 
 
-def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path | None) -> Iterator[StartedServer]:
+def _find_servers(
+    file_text: str, typed_launch_file: TypedLaunch, launch_folder: Path | None
+) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
-    name_in_errors, shell_container = typed_path.path, Container("")
+    name_in_errors, shell_container = typed_launch_file.path, Container("")
     server_finder = ServerFinder(name_in_errors)
     file_name = name_in_errors.rpartition("/")[2].lower()
     if is_modelfile(file_text, file_name):
@@ -177,15 +184,15 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
     if not has_tables:
         if is_python(file_text, file_name) and is_python_name(file_name):
             if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
-                yield from servers_in_python(file_text, server_finder, typed_path.variables)
+                yield from servers_in_python(file_text, server_finder, typed_launch_file.variables)
             return
         if not starts_server(file_text) or file_name.endswith(".toml"):
             return
         yield from server_finder.servers_in_script(
-            file_text, typed_path.variables, typed_path.arguments, shell_container
+            file_text, typed_launch_file.variables, typed_launch_file.arguments, shell_container
         )
         return
-    variables = {**_read_env_file(launch_folder), **typed_path.variables}
+    variables = {**_read_env_file(launch_folder), **typed_launch_file.variables}
     yaml_data = []
     for yaml_document in _yaml_documents(file_text, name_in_errors):
         try:
@@ -238,7 +245,11 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [f"--{table_key}" for table_key, setting in config_file.items() if not isinstance(setting, Mapping)]
+            + [
+                f"--{table_key}"
+                for table_key, config_value in config_file.items()
+                if not isinstance(config_value, Mapping)
+            ]
         )
         server_program = program_named(engine_name)
         if server_program is not None and server_program.config_flags:
@@ -256,7 +267,7 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
 def _read_server(
     started_server: StartedServer,
     name_in_errors: str,
-    allow_unknown: bool,
+    allows_unknown_flags: bool,
     launch_folder: Path | None,
     typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
@@ -288,7 +299,7 @@ def _read_server(
         (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
         _reader_of_named_files(name_in_errors, launch_folder, started_server.files),
-        allow_unknown,
+        allows_unknown_flags,
         tuple(typed_flags),
     )
     flag_fields = {
@@ -298,7 +309,9 @@ def _read_server(
         if not flag_name.startswith("-")
     }
     environment_flags = {
-        field_name: container.env[variable] for variable, field_name in flag_fields.items() if variable in container.env
+        field_name: container.env[variable_name]
+        for variable_name, field_name in flag_fields.items()
+        if variable_name in container.env
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
     parallel_sizes = {
@@ -315,7 +328,11 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
+        env={
+            variable_name: variable_value[:200]
+            for variable_name, variable_value in container.env.items()
+            if not SECRET_NAMES.search(variable_name)
+        },
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,

@@ -71,10 +71,10 @@ class ServerFinder:
         shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)
         daemon_environment = {
-            name: variable_value
+            variable_name: variable_value
             for command_line in shell_script.commands
             if any(_is_command(command_line.words, program.daemon_command) for program in PROGRAMS)
-            for name, variable_value in _known_variables(command_line.env).items()
+            for variable_name, variable_value in _known_variables(command_line.env).items()
         }
         started_engines: set[str] = set()
         daemon_servers: list[StartedServer] = []
@@ -82,7 +82,7 @@ class ServerFinder:
             command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
-            place_of_line = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
+            line_location = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
             command_environment = {
                 **outer_container.env,
                 **shell_script.env(),
@@ -90,7 +90,7 @@ class ServerFinder:
                 **_known_variables(command_line.env),
             }
             container = replace(
-                outer_container, place_in_file=place_of_line, words=command_words, env=command_environment
+                outer_container, place_in_file=line_location, words=command_words, env=command_environment
             )
             for started_server in self.servers_in_words(container, shell_script.written_files, nesting_depth, True):
                 started_engines.add(started_server.start.program.engine)
@@ -103,20 +103,20 @@ class ServerFinder:
     def servers_in_words(
         self,
         container: Container,
-        files: Mapping[str, str] | None = None,
+        written_files: Mapping[str, str] | None = None,
         depth: int = 0,
         is_shell_command: bool = False,
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts.
 
-        files: file name → text that the script writes. is_shell_command: whether a script has the command; default
-        false, for arguments of the image's entry point.
+        written_files: file name → text that the script writes. is_shell_command: whether a script has the command;
+        default false, for arguments of the image's entry point.
         """
         command_words = list(container.words)
         server_program = program_named(container.engine)
         if not command_words and server_program is not None and container.model:
             yield StartedServer(
-                ServerStart(server_program, ()), container, files or {}, version_of_image(container.image)
+                ServerStart(server_program, ()), container, written_files or {}, version_of_image(container.image)
             )
         image_program = program_of_image(container.image)
         if not command_words and image_program is not None and image_program.engine not in FOLDERS:
@@ -128,7 +128,7 @@ class ServerFinder:
             inner_environment = {**container.env, **inner_container.env}
             gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
             yield from self.servers_in_words(
-                replace(inner_container, env=inner_environment, gpus=gpu_count), files, depth + 1
+                replace(inner_container, env=inner_environment, gpus=gpu_count), written_files, depth + 1
             )
             return
         script_text, script_arguments = _quoted_script(command_words)
@@ -139,7 +139,7 @@ class ServerFinder:
         if server_start is None and server_program is not None and command_words[0].startswith("-"):
             server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:
-            yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
+            yield StartedServer(server_start, container, written_files or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
@@ -175,7 +175,11 @@ def _daemon_servers_without_start(
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
+    return {
+        variable_name: variable_value
+        for variable_name, variable_value in env.items()
+        if not is_unresolved(variable_value)
+    }
 
 
 def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
@@ -193,7 +197,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, command_word in enumerate(command_words[:-1]):
         if command_word.rpartition("/")[2] in SHELLS:
-            option_word = next(
+            script_word_index = next(
                 (
                     script_index
                     for script_index in range(i + 1, min(i + 5, len(command_words) - 1))
@@ -201,9 +205,9 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 ),
                 None,
             )
-            flags = command_words[i + 1 : option_word]
-            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
-                return command_words[option_word], command_words[option_word + 2 :]
+            flags = command_words[i + 1 : script_word_index]
+            if script_word_index is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
+                return command_words[script_word_index], command_words[script_word_index + 2 :]
             return "", ()
         if i > 6:
             break
@@ -223,4 +227,4 @@ def engine_versions_in(file_text: str) -> Mapping[str, str]:
         program_of_tag, image_version = program_of_image(text_match[0]), version_of_image(text_match[0])
         if program_of_tag is not None and image_version:
             versions_by_engine.setdefault(program_of_tag.engine, set()).add(image_version)
-    return {engine: versions.pop() for engine, versions in versions_by_engine.items() if len(versions) == 1}
+    return {engine_name: versions.pop() for engine_name, versions in versions_by_engine.items() if len(versions) == 1}

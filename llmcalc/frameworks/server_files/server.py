@@ -121,7 +121,9 @@ class LaunchedServer:
             "program": program_name,
             "version": engine_version,
             "model": self.target or None,
-            "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
+            "filled_in": {
+                flag_name: json_value_of(default_value) for flag_name, default_value in default_flags.items()
+            },
             "overridden": {flag_name: override.data() for flag_name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "gpu": self.gpu or None,

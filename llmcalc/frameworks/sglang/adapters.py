@@ -53,7 +53,7 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(matrix_name for target_name in chosen_targets for matrix_name in MATRICES_BY_TARGET[target_name])
 
 
-def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
+def adapter_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
     """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which the slots take.
@@ -64,10 +64,10 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     adapted_names = adapted_matrices(flags)
     if "max_lora_rank" not in flags:
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
-    if rank.state_caches or rank.up_projection_size:
+    if engine_rank.state_caches or engine_rank.up_projection_size:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     total_width = 0
-    for tree_node in rank.model.tree().walk():
+    for tree_node in engine_rank.model.tree().walk():
         layer_op = tree_node.node.op
         if tree_node.optional or tree_node.node.name not in adapted_names:
             continue

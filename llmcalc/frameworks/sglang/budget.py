@@ -108,10 +108,14 @@ class SGLangServer(EngineServer):
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
-        positions, rope_scaling = super().model_length, self.preset.rope_parameters or {}
+        position_count, rope_scaling = super().model_length, self.preset.rope_parameters or {}
         is_scaled = "original_max_position_embeddings" not in rope_scaling and rope_scaling.get("rope_type") != "llama3"
         scaling_factor = rope_scaling.get("factor", 1) if is_scaled else 1
-        return int(positions * scaling_factor) if positions and isinstance(scaling_factor, int | float) else positions
+        return (
+            int(position_count * scaling_factor)
+            if position_count and isinstance(scaling_factor, int | float)
+            else position_count
+        )
 
     @property
     def engine_record(self) -> SGLangRecord:
@@ -207,8 +211,8 @@ class SGLangServer(EngineServer):
         The groups have `--ep-size` ranks; with `--enable-ep-moe`, or tokens that a library sends to experts, those of
         tensor parallelism (`server_args.py`).
         """
-        has_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
-        expert_rank_count = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
+        has_experts_on_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
+        expert_rank_count = self.tp if has_experts_on_all_ranks else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_rank_count if expert_rank_count > 1 else None
         tp = self.tp // self.dp if self.has_divided_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_rank_count, etp=expert_tp)
@@ -229,8 +233,8 @@ class SGLangServer(EngineServer):
     @property
     def has_encoder(self) -> bool:
         """Whether the model runs with an encoder, even an encoder that llmcalc does not count."""
-        has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
-        return self.loads_towers or has_config
+        has_vision_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
+        return self.loads_towers or has_vision_config
 
     @property
     def _vision_config(self) -> Any:
@@ -243,16 +247,18 @@ class SGLangServer(EngineServer):
         vision_config = self._vision_config
         if isinstance(vision_config, Mapping):
             depth_and_width = tuple(
-                vision_config.get(name, vision_config.get(f"vt_{name}", default_size))
-                for name, default_size in zip(("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True)
+                vision_config.get(field_name, vision_config.get(f"vt_{field_name}", default_size))
+                for field_name, default_size in zip(
+                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True
+                )
             )
             if all(isinstance(config_size, int) and 0 < config_size < 10**6 for config_size in depth_and_width):
                 return depth_and_width
         for tower_name, tower in self.preset.model.towers.items():
             if isinstance(tower, VisionTower):
                 counts_blocks = tower_name == ENCODER_WITH_DEPTH
-                layers = REFERENCE_ENCODER[0] if counts_blocks else int(tower.stack.num_hidden_layers)
-                return layers, int(tower.hidden_size)
+                layer_count = REFERENCE_ENCODER[0] if counts_blocks else int(tower.stack.num_hidden_layers)
+                return layer_count, int(tower.hidden_size)
         return REFERENCE_ENCODER
 
     @cached_property
@@ -444,54 +450,54 @@ class SGLangServer(EngineServer):
         """The bytes that are free before the weights are loaded."""
         return self.hardware.capacity_bytes - self.bytes_outside_torch
 
-    def loaded_bytes(self, rank: EngineRank) -> int:
+    def loaded_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
-        rank.check_block_division(
+        engine_rank.check_block_division(
             self.whole_layout if has_expert_ranks else None,
-            QKV_PROJECTIONS if _has_narrow_values(self.preset) else frozenset(),
+            QKV_PROJECTIONS if _has_unequal_value_width(self.preset) else frozenset(),
         )
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
-        rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
-        adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
-        host_expert_bytes = host_experts_bytes(rank, self.flags)
+        rope_table_bytes = engine_rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
+        adapter_slot_bytes = adapter_bytes(engine_rank, self.flags, self.element_bytes)
+        host_expert_bytes = host_experts_bytes(engine_rank, self.flags)
         draft_bytes = (
             0 if self.draft is None else self.draft.weight_bytes + self.draft.rope_table_elements() * ROPE_BYTES
         )
         return (
-            rank.weight_bytes
-            + self.repeated_bytes(rank)
-            + self.copied_projection_bytes(rank)
+            engine_rank.weight_bytes
+            + self.repeated_bytes(engine_rank)
+            + self.copied_projection_bytes(engine_rank)
             + draft_bytes
-            + self.draft_vocabulary_bytes(rank)
-            + self.redundant_expert_bytes(rank)
+            + self.draft_vocabulary_bytes(engine_rank)
+            + self.redundant_expert_bytes(engine_rank)
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
-            + unused_segment_bytes(rank)
-            + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
+            + unused_segment_bytes(engine_rank)
+            + (loaded_scale_bytes(engine_rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
         )
 
-    def redundant_expert_bytes(self, rank: EngineRank) -> int:
+    def redundant_expert_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of a rank's copies of experts (`--ep-num-redundant-experts`)."""
         copy_count = int(self.flags.get("ep_num_redundant_experts", 0))
         rank_count = self.tp if self.sends_tokens else int(self.flags.get("ep_size", 1))
-        network_rank = rank.network if isinstance(rank, AttentionRank) else rank
+        network_rank = engine_rank.network if isinstance(engine_rank, AttentionRank) else engine_rank
         return redundant_expert_bytes(network_rank, copy_count, rank_count, "--ep-num-redundant-experts")
 
-    def copied_projection_bytes(self, rank: EngineRank) -> int:
+    def copied_projection_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of the copies of MLA's up-projections; 0 for classes that free the up-projections."""
         if not {*self.architectures}.isdisjoint(self.engine_record.replaced_projections):
             return 0
-        return copied_projection_bytes(rank, self.element_bytes, is_nvidia=not self.is_amd)
+        return copied_projection_bytes(engine_rank, self.element_bytes, is_nvidia=not self.is_amd)
 
-    def draft_vocabulary_bytes(self, rank: EngineRank) -> int:
+    def draft_vocabulary_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
 
         On a stage without the model's own modules that draft: 0. Attention's ranks divide the embedding, and with
         `--enable-dp-lm-head` the head, which all ranks divide otherwise.
         """
-        if self.speculation.with_mtp and not rank.with_mtp:
+        if self.speculation.with_mtp and not engine_rank.with_mtp:
             return 0
         model, attention_ranks = self.preset.model, self.whole_layout.tp
         ranks_of_table = {
@@ -510,15 +516,15 @@ class SGLangServer(EngineServer):
         default_backend = "marlin" if float(self.hardware.compute_capability or 0) >= MARLIN_CAPABILITY else "auto"
         return str(self.flags.get("moe_runner_backend", default_backend)).lower() == "marlin"
 
-    def repeated_bytes(self, rank: EngineRank) -> int:
+    def repeated_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of networks that every rank stores in full, in a model with experts.
 
         These are dense networks (`--moe-dense-tp-size`), and shared experts beside those that get tokens from a library
         (models/deepseek_v2.py, qwen2_moe.py, glm4_moe.py).
         """
-        if rank.widest_networks[2] is None:
+        if engine_rank.widest_networks[2] is None:
             return 0
-        components = [
+        component_names = [
             component_name
             for component_name, is_whole in (
                 ("feed_forward", self.flags.get("moe_dense_tp_size")),
@@ -526,11 +532,11 @@ class SGLangServer(EngineServer):
             )
             if is_whole
         ]
-        if not components:
+        if not component_names:
             return 0
-        stage_index = rank.layout.coordinates(rank.rank).pp
-        whole_rank = replace(rank, layout=replace(self.layout, tp=1), rank=stage_index)
-        whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in components)
+        stage_index = engine_rank.layout.coordinates(engine_rank.rank).pp
+        whole_rank = replace(engine_rank, layout=replace(self.layout, tp=1), rank=stage_index)
+        whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in component_names)
         return whole_bytes - whole_bytes // self.tp
 
     @property
@@ -560,32 +566,34 @@ class SGLangServer(EngineServer):
     @property
     def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
-        replicas, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
+        replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
-            None if request_limit is None else max(1, request_limit // replicas),
-            replicas,
+            None if request_limit is None else max(1, request_limit // replica_count),
+            replica_count,
             self.speculation.verified_tokens,
         )
 
-    def state_pool_in_bytes(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
+    def state_pool_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
         available_bytes: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
-        if not rank.state_caches or compressed_layers(rank):
+        if not engine_rank.state_caches or compressed_layers(engine_rank):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        return state_pool(rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.rank_load)
+        return state_pool(
+            engine_rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.rank_load
+        )
 
-    def compressed_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
+    def compressed_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
         if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
             raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
         return compressed_tokens(
-            rank,
+            engine_rank,
             self.rules,
             self.flags,
             available_bytes,
@@ -594,21 +602,23 @@ class SGLangServer(EngineServer):
             self.chunked_prefill_size,
         )
 
-    def cache_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
+    def cache_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
-        if compressed_layers(rank):
-            return self.compressed_tokens_in_bytes(rank, available_bytes)
-        token_caches = replace(rank, with_mtp=False).token_caches
+        if compressed_layers(engine_rank):
+            return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
+        token_caches = replace(engine_rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window_ratio = self.token_pool_ratios
         if not token_caches:
-            raise rank.no_cache_error("sglang")
+            raise engine_rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
-        full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        has_own_width = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
-        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers and not has_own_width else 0
+        full_layer_count = max((cache.layers for cache in token_caches if cache.window is None), default=0)
+        has_separate_draft_cache = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
+        draft_layer_count = (
+            draft_layers(self.speculation, self.preset) if full_layer_count and not has_separate_draft_cache else 0
+        )
         token_bytes: Fraction | int = sum(
-            rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
+            engine_rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
@@ -616,7 +626,7 @@ class SGLangServer(EngineServer):
             )
             for cache in token_caches
         )
-        if has_own_width and self.draft is not None:
+        if has_separate_draft_cache and self.draft is not None:
             token_bytes += sum(
                 self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layers
                 for cache in self.draft.token_caches
@@ -624,7 +634,7 @@ class SGLangServer(EngineServer):
         return max(0, int(available_bytes // token_bytes))
 
 
-def _has_narrow_values(preset: Preset) -> bool:
+def _has_unequal_value_width(preset: Preset) -> bool:
     """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
@@ -639,16 +649,18 @@ def memory(server: SGLangServer) -> EngineMemory:
     page_tokens = int(flags.get("page_size", 1))
     stage_memories = []
     for stage_number in range(server.pp):
-        rank = server.rank_of_stage(stage_number)
-        weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
+        engine_rank = server.rank_of_stage(stage_number)
+        weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(engine_rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
-        slot_pool = server.state_pool_in_bytes(rank, cache_bytes)
+        slot_pool = server.state_pool_in_bytes(engine_rank, cache_bytes)
         cache_tokens = server.cache_tokens_in_bytes(
-            rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
+            engine_rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
         )
         has_request_slots = slot_pool is None or slot_pool.requests > 0
-        stage_memories.append((cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
-    cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
+        stage_memories.append(
+            (cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, engine_rank, slot_pool)
+        )
+    cache_tokens, cache_bytes, weight_bytes, engine_rank, slot_pool = min(
         stage_memories, key=lambda stage_memory: stage_memory[0]
     )
     cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
@@ -660,7 +672,9 @@ def memory(server: SGLangServer) -> EngineMemory:
             version_rules.source_location,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
-        MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", rank.weights_origin),
+        MemoryTerm(
+            "weights", weight_bytes, engine_rank.weights_status, "tensors of the rank", engine_rank.weights_origin
+        ),
         MemoryTerm(
             "profile_run", server.multimodal_bytes, "source", version_rules.source_location, server.profile_run_origin
         ),
@@ -684,12 +698,12 @@ def memory(server: SGLangServer) -> EngineMemory:
         startup_error = server.engine_record.messages[
             "no_cache" if slot_pool is None or slot_pool.requests else "no_states"
         ]
-    concurrency = cache_tokens / request_length
+    max_concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
-        max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),
+        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.requests),
         state_requests=None if slot_pool is None else slot_pool.requests,
         divides_request_limit=server.has_divided_attention,
         starts=not startup_error,
@@ -706,7 +720,7 @@ def memory(server: SGLangServer) -> EngineMemory:
                 (
                     server.version.note,
                     _cache_note(cache_tokens, request_length, bool(startup_error)),
-                    _states_note(slot_pool, concurrency),
+                    _states_note(slot_pool, max_concurrency),
                     *_server_notes(server),
                 ),
             )
@@ -748,9 +762,9 @@ def _server_notes(server: SGLangServer) -> list[str]:
     return server_notes
 
 
-def _states_note(slot_pool: StatePool | None, concurrency: float) -> str:
+def _states_note(slot_pool: StatePool | None, max_concurrency: float) -> str:
     """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
-    if slot_pool is None or slot_pool.requests >= concurrency:
+    if slot_pool is None or slot_pool.requests >= max_concurrency:
         return ""
     return (
         f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "

@@ -20,10 +20,10 @@ FEWER_REQUESTS = 64
 
 def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
-    is_compressed = bool(compressed_layers(server.rank_of_stage(0)))  # whose keys are in fp8 already
-    if is_compressed and (server.max_running_requests or FEWER_REQUESTS + 1) > FEWER_REQUESTS:
+    has_compressed_attention = bool(compressed_layers(server.rank_of_stage(0)))  # whose keys are in fp8 already
+    if has_compressed_attention and (server.max_running_requests or FEWER_REQUESTS + 1) > FEWER_REQUESTS:
         yield f"--max-running-requests {FEWER_REQUESTS}", {"max_running_requests": FEWER_REQUESTS}
-    if server.cached_element_bytes > 1 and not is_compressed:
+    if server.cached_element_bytes > 1 and not has_compressed_attention:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
     if server.cache_fraction < HIGHEST_FRACTION:
         yield f"--mem-fraction-static {HIGHEST_FRACTION}", {"mem_fraction_static": HIGHEST_FRACTION}
@@ -35,7 +35,7 @@ def layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[dict[str,
 
     most_devices: the largest number of devices.
     """
-    return layouts_of(server, memory, most_devices, tensor_limit=16, allows_stages=False)
+    return layouts_of(server, memory, most_devices, tp_limit=16, allows_stages=False)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

@@ -59,10 +59,10 @@ class CacheSizes(NamedTuple):
     window_tokens: int
 
 
-def _cache_sizes(rank: EngineRank) -> CacheSizes:
+def _cache_sizes(engine_rank: EngineRank) -> CacheSizes:
     """Returns the sizes of a rank's caches. Raises `InputError` for unsupported entry lengths."""
-    mixers_and_layers = compressed_layers(rank)
-    if rank.layout.pp > 1:
+    mixers_and_layers = compressed_layers(engine_rank)
+    if engine_rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
     compress_rates = {mixer.compress_rate for mixer, _ in mixers_and_layers}
     if not compress_rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
@@ -70,9 +70,13 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
     first_mixer = mixers_and_layers[0][0]
     index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
-        layers=sum(layers for _, layers in mixers_and_layers) + DRAFTING_LAYERS,
-        short_entry_layers=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY),
-        long_entry_layers=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == LONG_ENTRY),
+        layers=sum(layer_count for _, layer_count in mixers_and_layers) + DRAFTING_LAYERS,
+        short_entry_layers=sum(
+            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY
+        ),
+        long_entry_layers=sum(
+            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == LONG_ENTRY
+        ),
         key_width=int(first_mixer.head_dim),
         key_bytes=compressed_key_bytes(first_mixer),
         index_width=int(index_widths[0]) if index_widths else 0,
@@ -81,7 +85,7 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
 
 
 def compressed_tokens(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     version_rules: SGLangRules,
     flags: Mapping[str, Any],
     available_bytes: int,
@@ -97,7 +101,7 @@ def compressed_tokens(
     """
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, request_limit = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
+    cache_sizes, draft_tokens, request_limit = _cache_sizes(engine_rank), rank_load.draft_tokens, rank_load.requests
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)

@@ -29,11 +29,11 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 """Flags with which prompts are not compiled into pieces, so have no graphs."""
 
 
-def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequences: int) -> int:
-    """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
+def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequence_count: int) -> int:
+    """Returns the MiB reserved for graphs of decoding steps. sequence_count: sequences in the largest graph."""
     if version_rules.reserves_used_graphs and not _has_decode_graphs(flags):
         return 0
-    return 2 * sequences
+    return 2 * sequence_count
 
 
 def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
@@ -54,9 +54,9 @@ def exchange_buffers_mib(
     """
     if exchange_library != "deepep":
         return 0, 0
-    has_breaks = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
+    has_breakable_graphs = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
     return (
-        version_rules.exchange_prompt_mib if has_breaks else 0,
+        version_rules.exchange_prompt_mib if has_breakable_graphs else 0,
         version_rules.exchange_mib if _has_decode_graphs(flags) else 0,
     )
 
@@ -64,7 +64,7 @@ def exchange_buffers_mib(
 def prompt_graphs_mib(
     version_rules: SGLangRules,
     flags: Mapping[str, Any],
-    rank: EngineRank,
+    engine_rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
     chunk_tokens: int,
@@ -75,9 +75,9 @@ def prompt_graphs_mib(
     architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stage_count: stages of the
         pipeline.
     """
-    if not _has_prompt_graphs(version_rules, flags, rank, hardware, architectures, stage_count):
+    if not _has_prompt_graphs(version_rules, flags, engine_rank, hardware, architectures, stage_count):
         return 0
-    if rank.up_projection_size:
+    if engine_rank.up_projection_size:
         return LATENT_PROMPTS_MIB
     captured_lengths = flags.get("piecewise_cuda_graph_tokens")
     if captured_lengths:
@@ -92,19 +92,19 @@ def prompt_graphs_mib(
 def _has_prompt_graphs(
     version_rules: SGLangRules,
     flags: Mapping[str, Any],
-    rank: EngineRank,
+    engine_rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
     stage_count: int,
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
     graph_backend = flags.get("cuda_graph_backend_prefill")
-    disables_all = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    disables_all_graphs = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (
         version_rules.prompt_graphs == "off"
         or flags.get("disable_piecewise_cuda_graph")
         or graph_backend == "disabled"
-        or disables_all
+        or disables_all_graphs
     ):
         return False
     if graph_backend is not None:
@@ -112,7 +112,9 @@ def _has_prompt_graphs(
     disaggregation_mode = flags.get("disaggregation_mode", "null")
     if stage_count > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
         return False
-    has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
+    has_encoder = bool(engine_rank.preset.model.towers) or isinstance(
+        (engine_rank.preset.config or {}).get("vision_config"), Mapping
+    )
     has_encoder = has_encoder and not flags.get("language_model_only")
     if version_rules.prompt_graphs == "compiled":
         return not (
@@ -120,13 +122,13 @@ def _has_prompt_graphs(
             or disaggregation_mode != "null"
             or any(flags.get(flag_field) for flag_field in FLAGS_WITHOUT_PROMPT_GRAPHS)
         )
-    if rank.up_projection_size and not (
+    if engine_rank.up_projection_size and not (
         version_rules.latent_prompt_graphs == "all"
-        or (version_rules.latent_prompt_graphs == "selected" and rank.has_latent_selection)
+        or (version_rules.latent_prompt_graphs == "selected" and engine_rank.has_latent_selection)
     ):
         return False
     if (
-        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(rank.preset.model))
+        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(engine_rank.preset.model))
         and not version_rules.kda_prompt_graphs
     ):
         return False

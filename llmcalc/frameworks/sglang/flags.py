@@ -184,18 +184,20 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `InputError` for other phases and keys.
     """
-    flags_by_name = {name: flag for flag in FLAGS for name in flag.names}
+    flags_by_name = {flag_name: flag for flag in FLAGS for flag_name in flag.names}
     phases = {phase for phase, _ in GRAPH_SETTINGS}
     flag_values: dict[str, Any] = {}
-    for phase, settings in graph_config.items():
-        if settings is None and phase in phases:
+    for phase, phase_settings in graph_config.items():
+        if phase_settings is None and phase in phases:
             continue
-        for key, setting in (settings if isinstance(settings, Mapping) else {"": settings}).items():
+        for key, setting_value in (
+            phase_settings if isinstance(phase_settings, Mapping) else {"": phase_settings}
+        ).items():
             flag_name = GRAPH_SETTINGS.get((phase, key))
-            if flag_name is not None and setting is not None:
+            if flag_name is not None and setting_value is not None:
                 graph_flag = flags_by_name[flag_name]
                 typed_flag = graph_flag._replace(names=(f"{GRAPH_CONFIG}: {phase}.{key}",))
-                flag_values[graph_flag.field_name] = typed_flag.read_value(setting)
+                flag_values[graph_flag.field_name] = typed_flag.read_value(setting_value)
             elif flag_name is None and (phase, key) not in NEUTRAL_GRAPH_SETTINGS:
                 raise InputError(
                     f"{GRAPH_CONFIG}: {short_repr('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "

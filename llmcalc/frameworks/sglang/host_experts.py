@@ -24,7 +24,7 @@ THRESHOLD = "kt_gpu_prefill_token_threshold"
 """The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
 
 
-def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
+def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     """Returns the fraction of the rank's experts in host memory; 0 without KTransformers.
 
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
@@ -35,7 +35,7 @@ def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
         if placement_flags:
             raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
         return Fraction(0)
-    expert_layers = list(_expert_layers(rank))
+    expert_layers = list(_expert_layers(engine_rank))
     if not expert_layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
     total_expert_count = sum(
@@ -50,31 +50,31 @@ def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     return 1 - Fraction(device_expert_count * sum(layer_count for _, layer_count in expert_layers), total_expert_count)
 
 
-def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
+def _expert_layers(engine_rank: EngineRank) -> Iterator[tuple[int, int]]:
     """Yields (experts per layer, number of layers) for each group of equal layers."""
-    for tree_node in rank.model.tree().walk():
+    for tree_node in engine_rank.model.tree().walk():
         node_op = tree_node.node.op
         if isinstance(node_op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
             yield int(node_op.num_experts), int(tree_node.copies)
 
 
-def expert_bytes(rank: EngineRank) -> int:
+def expert_bytes(engine_rank: EngineRank) -> int:
     """Returns the bytes of all of the rank's experts, in device or host memory."""
-    if rank.scheme == "mxfp4" and rank.layout.tp > 1:
-        undivided_rank = replace(rank, layout=ONE_DEVICE, rank=0)
-        return undivided_rank.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
-    return rank.weights_by_component["experts"]
+    if engine_rank.scheme == "mxfp4" and engine_rank.layout.tp > 1:
+        undivided_rank = replace(engine_rank, layout=ONE_DEVICE, rank=0)
+        return undivided_rank.weights_by_component["experts"] // (engine_rank.layout.tp * engine_rank.layout.pp)
+    return engine_rank.weights_by_component["experts"]
 
 
-def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
+def host_experts_bytes(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """Returns the bytes of the rank's experts in host memory. flags: as in `host_expert_share`."""
-    host_fraction = host_expert_share(rank, flags)
-    return int(expert_bytes(rank) * host_fraction) if host_fraction else 0
+    host_fraction = host_expert_share(engine_rank, flags)
+    return int(expert_bytes(engine_rank) * host_fraction) if host_fraction else 0
 
 
-def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
+def host_expert_notes(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
     """Yields notes on experts in host memory. flags: as in `host_expert_share`."""
-    host_fraction = host_expert_share(rank, flags)
+    host_fraction = host_expert_share(engine_rank, flags)
     if not host_fraction:
         return
     yield (
@@ -82,8 +82,8 @@ def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[st
         "in the format of --kt-method, which is not counted"
     )
     if flags.get(THRESHOLD):
-        expert_layer_count = sum(layer_count for _, layer_count in _expert_layers(rank))
-        gib_per_layer = expert_bytes(rank) // expert_layer_count / 2**30
+        expert_layer_count = sum(layer_count for _, layer_count in _expert_layers(engine_rank))
+        gib_per_layer = expert_bytes(engine_rank) // expert_layer_count / 2**30
         yield (
             f"a prompt of {flags[THRESHOLD]:,} tokens or more copies one layer's experts to each device, "
             f"{gib_per_layer:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"

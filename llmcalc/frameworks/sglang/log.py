@@ -49,10 +49,10 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
-    ranks = [
+    logged_ranks = [
         int(flag_match[1]) for line in log_text.lines_with(*RANK_HINTS) if (flag_match := _RANK.search(line[:120]))
     ]
-    first_rank = min(ranks, default=0)
+    first_rank = min(logged_ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
     logged_flags: dict[str, Any] = {}
     for log_line in log_text.lines_with("ServerArgs("):
@@ -67,11 +67,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags, model_loads, free_bytes))
     if not memory_terms and not refusal_message:
         return None
-    known_fields = {
-        flag_name.field_name
-        for flag_name in flags()
-        if not flag_name.is_memory_neutral and not flag_name.refusal_reason
-    }
+    known_fields = {flag.field_name for flag in flags() if not flag.is_memory_neutral and not flag.refusal_reason}
     return ParsedLog(
         program="sglang",
         title="SGLang",
@@ -104,7 +100,11 @@ def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
         if group_name in group_sizes
     }
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
-    replicas_and_ranks = {(ranks["DP"], ranks["TP"]) for ranks in named_ranks if {"DP", "TP"} <= ranks.keys()}
+    replicas_and_ranks = {
+        (process_ranks["DP"], process_ranks["TP"])
+        for process_ranks in named_ranks
+        if {"DP", "TP"} <= process_ranks.keys()
+    }
     if "DP" in group_sizes and "TP" in group_sizes:
         tensor_ranks = [tensor_rank for _, tensor_rank in replicas_and_ranks]
         layout_flags["enable_dp_attention"] = len(tensor_ranks) == len(set(tensor_ranks))
@@ -134,11 +134,11 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
     """
-    byte_sizes_by_name = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
+    size_lists = [log_values.byte_sizes(group_name) for group_name in ("free", "weights", "left")]
     model_loads: list[ModelLoad] = []
-    if len({len(byte_sizes) for byte_sizes in byte_sizes_by_name}) != 1:
+    if len({len(byte_sizes) for byte_sizes in size_lists}) != 1:
         return []
-    for free_bytes, weight_bytes, remaining_bytes in zip(*byte_sizes_by_name, strict=True):
+    for free_bytes, weight_bytes, remaining_bytes in zip(*size_lists, strict=True):
         last_load = model_loads[-1] if model_loads else None
         if last_load is None or free_bytes > last_load.free_bytes - last_load.weight_bytes // 2:
             model_loads.append(ModelLoad(free_bytes, weight_bytes, remaining_bytes))

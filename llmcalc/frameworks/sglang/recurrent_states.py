@@ -55,7 +55,7 @@ class StatePool(NamedTuple):
 
 
 def state_pool(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     version_rules: SGLangRules,
     flags: Mapping[str, Any],
     available_bytes: int,
@@ -68,10 +68,10 @@ def state_pool(
     state_share: parts of states to one part of cache.
     """
     rank_requests, replica_count, draft_tokens = rank_load
-    slot_bytes = slot_bytes_of(rank, flags)
+    slot_bytes = slot_bytes_of(engine_rank, flags)
     padding_slots = int(version_rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
-    slots_per_request = _slots_of_request(rank, version_rules, flags) if caches_prefixes else 1
+    slots_per_request = _slots_of_request(engine_rank, version_rules, flags) if caches_prefixes else 1
     draft_slots = draft_tokens if version_rules.states_of_drafts == "slots" else 0
     if draft_tokens and version_rules.states_of_drafts == "requests":
         available_bytes -= slot_bytes * (rank_requests or 0) * draft_tokens
@@ -98,7 +98,7 @@ def state_pool(
     )
 
 
-def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
+def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """Returns the bytes of one state slot: the recurrent states of all layers.
 
     Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
@@ -106,18 +106,18 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """
     has_chosen_format = any(
         isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
-        for mixer, _ in mixers(rank.preset.model)
+        for mixer, _ in mixers(engine_rank.preset.model)
     )
-    format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
+    format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
     format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
-    return sum(cache.layers * cache.bytes for cache in rank.stored_states(format_ratios=format_ratios))
+    return sum(cache.layers * cache.bytes for cache in engine_rank.stored_states(format_ratios=format_ratios))
 
 
-def _slots_of_request(rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
+def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
     """Returns the number of state slots that a running request takes with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(
-        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(rank.preset.model)
+        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(engine_rank.preset.model)
     )
     if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):
         return SLOTS_OF_A_REQUEST

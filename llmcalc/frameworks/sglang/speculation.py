@@ -103,7 +103,7 @@ def speculation_of(
             f"{expected_algorithm}"
         )
     check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
-    if drafts_a_block and not _states_verified_tokens(flags, str(draft_algorithm)):
+    if drafts_a_block and not _has_stated_verified_tokens(flags, str(draft_algorithm)):
         block_tokens = _block_size(draft_model)
         tokens = tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
     return Speculation(tokens, draft=draft_model, drafts_a_block=drafts_a_block)
@@ -121,7 +121,7 @@ def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counte
             )
 
 
-def _states_verified_tokens(flags: Mapping[str, Any], draft_algorithm: str) -> bool:
+def _has_stated_verified_tokens(flags: Mapping[str, Any], draft_algorithm: str) -> bool:
     """Whether a flag states the tokens that a request verifies, or the draft's block."""
     return not flags.keys().isdisjoint(("speculative_num_draft_tokens", f"speculative_{draft_algorithm}_block_size"))
 

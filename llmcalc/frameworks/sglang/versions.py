@@ -122,9 +122,9 @@ class SGLangRecord(EngineRecord[SGLangRules]):
             version_ranges[-1],
         )
 
-    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredCudaContext:
+    def cuda_context(self, hardware: Hardware, device_count: int) -> MeasuredCudaContext:
         """Returns the device memory in use before the weights are loaded, from logs."""
-        return measured_context(self.context, hardware, devices)
+        return measured_context(self.context, hardware, device_count)
 
     def memory_fraction_of_tp(self, tp: int) -> float:
         """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""

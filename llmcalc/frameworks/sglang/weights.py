@@ -11,39 +11,44 @@ MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 """Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
 
 
-def loaded_scale_bytes(rank: EngineRank) -> int:
+def loaded_scale_bytes(engine_rank: EngineRank) -> int:
     """Returns the bytes of the float32 scales of experts in MXFP4 that stay beside Marlin's repacked ones.
 
     0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
     """
-    quantization = rank.preset.quantization_config or {}
-    if rank.quantize is not None or (quantization.get("quant_method"), quantization.get("expert_dtype")) != (
+    quantization_config = engine_rank.preset.quantization_config or {}
+    if engine_rank.quantize is not None or (
+        quantization_config.get("quant_method"),
+        quantization_config.get("expert_dtype"),
+    ) != (
         "fp8",
         "fp4",
     ):
         return 0
-    included_parts = included_part_names(rank.with_mtp, with_towers=False)
+    included_parts = included_part_names(engine_rank.with_mtp, with_towers=False)
     expert_elements = sum(
         int(tensor.size) * int(position.copies)
-        for position in rank.model.tree().walk()
+        for position in engine_rank.model.tree().walk()
         if isinstance(position.node.op, ExpertLinear) and (not position.optional or position.optional in included_parts)
         for tensor in position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
 
-def unused_segment_bytes(rank: EngineRank) -> int:
+def unused_segment_bytes(engine_rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(rest_bytes * segment_count for rest_bytes, segment_count in segment_remainders(rank).items())
+    return sum(
+        remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
+    )
 
 
-def copied_projection_bytes(rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:
+def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:
     """Returns the bytes of MLA's up-projections that stay in memory as copies for absorbed matrix products.
 
     Float8 weights stay in float8, with one scale of a matrix; NVIDIA's GPUs get blocks of them in 16 bits
     (models/deepseek_common/deepseek_weight_loader.py, `post_load_weights`).
     """
-    quantization = rank.quantization
-    has_square_blocks = quantization is not None and quantization.has_square_blocks
-    is_float8 = "fp8" in rank.weight_kernels and not (is_nvidia and has_square_blocks)
-    return rank.up_projection_size * (1 if is_float8 else element_bytes)
+    quantization_scheme = engine_rank.quantization
+    has_square_blocks = quantization_scheme is not None and quantization_scheme.has_square_blocks
+    is_float8 = "fp8" in engine_rank.weight_kernels and not (is_nvidia and has_square_blocks)
+    return engine_rank.up_projection_size * (1 if is_float8 else element_bytes)

@@ -78,18 +78,24 @@ ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine",
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts slime."""
-    has_actor = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
-    return command_line.program in PROGRAMS and has_actor
+    has_actor_argument = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
+    return command_line.program in PROGRAMS and has_actor_argument
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        words = [word for word in command_line.words if word.startswith("--") or not _is_model(word)]
+        words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
         arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
-        read_names = READ_WITH_OPTIMIZER.union(name for name in map(keyword_of, arguments) if _is_server_argument(name))
+        read_names = READ_WITH_OPTIMIZER.union(
+            argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
+        )
         config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
-        reader.check_names(config, (*read_names, *MODELLED), [name for name in config if _is_ignored(name)])
+        reader.check_names(
+            config,
+            (*read_names, *MODELLED),
+            [argument_name for argument_name in config if _is_ignored_argument(argument_name)],
+        )
         reader.refuse_other_values(config, MODELLED, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
@@ -104,31 +110,40 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return reader.launch("megatron", launch_settings, target=model_id, rollout=rollout)
 
 
-def _is_ignored(name: str) -> bool:
+def _is_ignored_argument(argument_name: str) -> bool:
     """Whether an argument changes no memory."""
-    return name not in READ_WITH_OPTIMIZER and (name in IGNORED or name.startswith(IGNORED_BEGINNINGS))
+    return argument_name not in READ_WITH_OPTIMIZER and (
+        argument_name in IGNORED or argument_name.startswith(IGNORED_BEGINNINGS)
+    )
 
 
-def _is_server_argument(name: str) -> bool:
+def _is_server_argument(argument_name: str) -> bool:
     """Whether an argument is a flag of SGLang's server, which may be unknown."""
-    return name.startswith(SGLANG) and not _is_ignored(name)
+    return argument_name.startswith(SGLANG) and not _is_ignored_argument(argument_name)
 
 
-def _is_model(word: str) -> bool:
+def _is_model_variable(word: str) -> bool:
     """Whether a word stands for the arguments of the model, of a file that the script sources."""
     return is_unresolved(word) and "MODEL" in word and "ARGS" in word
 
 
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     """Returns arguments without the batches of SGLang's graphs if a command such as `seq` prints them, with a note."""
-    batches = arguments.get(GRAPH_BATCHES, [])
-    if not any(is_unresolved(str(size)) for size in (batches if isinstance(batches, list) else [batches])):
+    batch_sizes = arguments.get(GRAPH_BATCHES, [])
+    if not any(
+        is_unresolved(str(batch_size))
+        for batch_size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])
+    ):
         return arguments
     reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
-    return {name: value for name, value in arguments.items() if name != GRAPH_BATCHES}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name != GRAPH_BATCHES
+    }
 
 
-def _tokens(reader: LaunchReader, config: Table) -> int:
+def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of a rank's micro-batch at their most (slime/utils/data.py, `get_data_iterator`)."""
     if reader.flag(config, "use_dynamic_batch_size"):
         if config.get("max_tokens_per_gpu") is None:
@@ -145,37 +160,39 @@ def _tokens(reader: LaunchReader, config: Table) -> int:
 
 def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int]:
     """Returns the run of the actor under Megatron-Core, and the tokens of a rank's micro-batch."""
-    sizes = {
-        name: reader.integer(config, f"{name}_parallel_size", 1)
-        for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+    parallel_sizes = {
+        size_name: reader.integer(config, f"{size_name}_parallel_size", 1)
+        for size_name in ("tensor_model", "pipeline_model", "context", "expert_model")
     }
-    cp = sizes["context"]
+    cp = parallel_sizes["context"]
     world_size = reader.device_count_of_nodes(config, "actor_num_nodes", "actor_num_gpus_per_node", "--")
-    is_dynamic = reader.flag(config, "use_dynamic_batch_size")
-    rank_tokens = _tokens(reader, config)
-    ranks_of_replica = sizes["tensor_model"] * sizes["pipeline_model"] * cp
+    has_dynamic_batches = reader.flag(config, "use_dynamic_batch_size")
+    rank_tokens = _micro_batch_tokens(reader, config)
+    ranks_of_replica = parallel_sizes["tensor_model"] * parallel_sizes["pipeline_model"] * cp
     if world_size % ranks_of_replica:
         raise reader.argument_error(
             "--actor-num-gpus-per-node",
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )
-    batch = 1 if is_dynamic else reader.integer(config, "micro_batch_size", 1)
-    samples = max(1, _samples(reader, config) // (world_size // ranks_of_replica) // batch)
-    if is_dynamic:
+    batch = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
+    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // batch)
+    if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
     parallel_run = MegatronRun(
-        tp=sizes["tensor_model"],
-        pp=sizes["pipeline_model"],
+        tp=parallel_sizes["tensor_model"],
+        pp=parallel_sizes["pipeline_model"],
         cp=cp,
-        ep=sizes["expert_model"],
-        etp=reader.integer(config, "expert_tensor_parallel_size", sizes["tensor_model"]),
+        ep=parallel_sizes["expert_model"],
+        etp=reader.integer(config, "expert_tensor_parallel_size", parallel_sizes["tensor_model"]),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         batch=batch,
-        seq=rank_tokens * cp if is_dynamic else rank_tokens,
-        num_microbatches=min(samples, 2 * sizes["pipeline_model"]) if is_dynamic else samples,
+        seq=rank_tokens * cp if has_dynamic_batches else rank_tokens,
+        num_microbatches=min(samples_of_rank, 2 * parallel_sizes["pipeline_model"])
+        if has_dynamic_batches
+        else samples_of_rank,
         recompute_granularity=config.get("recompute_granularity"),
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
@@ -198,12 +215,12 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
 
 
-def _samples(reader: LaunchReader, config: Table) -> int:
+def _samples_per_step(reader: LaunchReader, config: Table) -> int:
     """Returns the samples of a step of the optimizer."""
     if config.get("global_batch_size") is not None:
         return reader.integer(config, "global_batch_size", 1)
-    samples = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)
-    return max(1, samples // reader.integer(config, "num_steps_per_rollout", 1))
+    sample_count = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)
+    return max(1, sample_count // reader.integer(config, "num_steps_per_rollout", 1))
 
 
 def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
@@ -225,7 +242,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         source="slime/backends/megatron_utils/actor.py, slime/ray/placement_group.py",
         engine="sglang" if is_colocated else "",
         flags=flags,
-        written_flags=_written_flags() if is_colocated else {},
+        written_flags=_slime_arguments_by_flag() if is_colocated else {},
         sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         is_own_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
@@ -235,10 +252,10 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     )
 
 
-def _written_flags() -> dict[str, str]:
+def _slime_arguments_by_flag() -> dict[str, str]:
     """Returns flag of SGLang's server → slime's argument; ranks of tensor parallelism are those of an engine."""
     known_flags = engine_and_version("sglang")[0].known_flags()
-    written_flags = {name: f"--sglang-{name[2:]}" for flag in known_flags for name in flag.names}
+    written_flags = {flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names}
     tp_names = next(flag.names for flag in known_flags if flag.field_name == "tp_size")
     return {**written_flags, **dict.fromkeys(tp_names, "--rollout-num-gpus-per-engine")}
 
@@ -249,24 +266,24 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
     """
     engine = engine_and_version("sglang")[0]
-    keywords = {keyword_of(name) for flag in engine.known_flags() for name in flag.names}
+    known_keywords = {keyword_of(flag_name) for flag in engine.known_flags() for flag_name in flag.names}
     flags: dict[str, Any] = {}
-    for name, value in config.items():
-        flag_name = name.removeprefix(SGLANG)
-        if not _is_server_argument(name):
+    for argument_name, argument_value in config.items():
+        flag_name = argument_name.removeprefix(SGLANG)
+        if not _is_server_argument(argument_name):
             continue
-        if flag_name not in keywords:
-            reader.refuse(flag_of(name), "no flag of SGLang that is known")
+        if flag_name not in known_keywords:
+            reader.refuse(flag_of(argument_name), "no flag of SGLang that is known")
         else:
-            flags[flag_name] = value
+            flags[flag_name] = argument_value
     try:
         flags = read_flag_values(engine.title, engine.known_flags(), flags)
     except InputError as error:
-        raise InputError(with_written_flags(str(error), _written_flags())) from None
-    ranks = reader.integer(config, "rollout_num_gpus_per_engine", 1)
+        raise InputError(with_written_flags(str(error), _slime_arguments_by_flag())) from None
+    rank_count = reader.integer(config, "rollout_num_gpus_per_engine", 1)
     pp = flags.get("pp_size", 1)
-    if ranks % pp:
+    if rank_count % pp:
         raise reader.argument_error(
-            "--rollout-num-gpus-per-engine", f"{ranks}; expected a multiple of --sglang-pp-size {pp}"
+            "--rollout-num-gpus-per-engine", f"{rank_count}; expected a multiple of --sglang-pp-size {pp}"
         )
-    return {"tp_size": ranks // pp, **flags}
+    return {"tp_size": rank_count // pp, **flags}

@@ -140,46 +140,46 @@ class TensorRTLLMServer(EngineServer):
             return None
         return EngineRank(self.speculation.draft, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()
 
-    def stored_weights_bytes(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of the weights, with a draft's, RoPE tables and copies of MLA's up-projections."""
         draft_bytes = 0
         if self.draft is not None:
             draft_bytes = self.draft.weight_bytes + self.draft.rope_table_elements(is_scaled=False) * ROPE_BYTES
         return (
-            rank.weight_bytes
+            engine_rank.weight_bytes
             + draft_bytes
-            + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES
-            + rank.up_projection_size * 2
+            + engine_rank.rope_table_elements(is_scaled=False) * ROPE_BYTES
+            + engine_rank.up_projection_size * 2
         )
 
-    def dummy_run_bytes(self, rank: EngineRank) -> int:
+    def dummy_run_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        intermediate_size, is_gated, experts = rank.widest_networks
-        hidden_size, token_count = rank.hidden_size, self.max_num_tokens
+        intermediate_size, is_gated, rank_experts = engine_rank.widest_networks
+        hidden_size, token_count = engine_rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
-        if experts is not None:
-            top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        if rank_experts is not None:
+            top_k, expert_width, expert_hidden_size = rank_experts.top_k, rank_experts.width, rank_experts.input_width
             inner_width = max(
                 inner_width, top_k * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
             )
         return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
-    def token_bytes(self, rank: EngineRank) -> int:
+    def token_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
-        if rank.state_caches:
+        if engine_rank.state_caches:
             raise InputError(
                 f"--engine {self.name}: recurrent states are not modelled, because three managers of caches divide the "
                 "memory between states and tokens, each in its own way (mamba_cache_manager.py); expected a model "
                 "without them, or another engine"
             )
-        if not rank.token_caches:
-            raise rank.no_cache_error(self.name)
+        if not engine_rank.token_caches:
+            raise engine_rank.no_cache_error(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
-        ranks = [rank] if self.draft is None else [rank, self.draft]
+        caching_ranks = [engine_rank] if self.draft is None else [engine_rank, self.draft]
         return int(
             sum(
                 cache.layers * caching_rank.token_bytes(cache, element_bytes, False)
-                for caching_rank in ranks
+                for caching_rank in caching_ranks
                 for cache in caching_rank.token_caches
             )
         )
@@ -194,22 +194,24 @@ class TensorRTLLMServer(EngineServer):
 
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        rank = self.rank_of_stage(stage_number)
+        engine_rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.overhead_outside_torch(self.hardware, self.tp * self.pp)
-        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights_bytes(rank))
-        activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
+        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights_bytes(engine_rank))
+        activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(engine_rank))
         outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.bytes_beside(weight_bytes))
         peak_bytes = weight_bytes + activation_bytes + outside_bytes
         cache_bytes = self.logged_or_computed_bytes(
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
-        block_count = self.blocks(cache_bytes, self.token_bytes(rank))
+        block_count = self.blocks(cache_bytes, self.token_bytes(engine_rank))
         rules_source = self.rules.source_location
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
             MemoryTerm("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
-            MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", rank.weights_origin),
+            MemoryTerm(
+                "weights", weight_bytes, engine_rank.weights_status, "tensors of the rank", engine_rank.weights_origin
+            ),
             MemoryTerm("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
             MemoryTerm(
                 "non_torch",

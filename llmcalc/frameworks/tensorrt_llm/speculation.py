@@ -46,10 +46,10 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     for key, unmodelled_value in UNMODELLED_KEYS.items():
         if str(config.get(key)).lower() == str(unmodelled_value).lower():
             raise InputError(f"{FLAG}: {key}: {short_repr(config[key])} is not modelled; remove the key")
-    model = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
+    model_table = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
     if decoding_type == "ngram":
         return Speculation()
-    if decoding_type == "mtp" and model is None:
+    if decoding_type == "mtp" and model_table is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: decoding_type MTP: llmcalc counts no modules of multi-token prediction of this model; "
@@ -58,13 +58,13 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         return Speculation(with_mtp=True)
     if not decoding_type:
         raise InputError(f"{FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram")
-    if decoding_type not in EAGLE_TYPES or not isinstance(model, str | Preset):
-        named_model = "" if model is None else f" with {short_repr(model)}"
+    if decoding_type not in EAGLE_TYPES or not isinstance(model_table, str | Preset):
+        named_model = "" if model_table is None else f" with {short_repr(model_table)}"
         raise InputError(
             f"{FLAG}: decoding_type {short_repr(config.get('decoding_type'))}{named_model} is not modelled; expected "
             "MTP without a model, Eagle3 with speculative_model, or NGram"
         )
-    draft_model = read_draft(model, f"{FLAG}: speculative_model", "a folder or a hub id")
+    draft_model = read_draft(model_table, f"{FLAG}: speculative_model", "a folder or a hub id")
     if states_reader_of(draft_model.model) is None:
         raise InputError(
             f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"

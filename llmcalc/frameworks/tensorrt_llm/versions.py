@@ -49,9 +49,9 @@ class TensorRTLLMRecord(EngineRecord[TensorRTLLMRules]):
     defaults: ServeDefaults
     non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
 
-    def overhead_outside_torch(self, hardware: Hardware, devices: int) -> MemoryOutsideTorch:
+    def overhead_outside_torch(self, hardware: Hardware, device_count: int) -> MemoryOutsideTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
-        matching_overheads = [overhead for overhead in self.non_torch if overhead.devices <= devices]
+        matching_overheads = [overhead for overhead in self.non_torch if overhead.devices <= device_count]
         accelerator_overheads = [overhead for overhead in matching_overheads if hardware.name in overhead.accelerators]
         first_accelerator_overheads = [
             overhead for overhead in matching_overheads if overhead.accelerators == matching_overheads[0].accelerators

@@ -33,10 +33,10 @@ class RingChunk(ModelChunk):
     lowering: RingAttentionKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        rank_training = replace(
+        rank_training_config = replace(
             rank_setup.training_config, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training_config.seq)
         )
-        super().__init__(replace(rank_setup, training_config=rank_training), stage, memory_meter)
+        super().__init__(replace(rank_setup, training_config=rank_training_config), stage, memory_meter)
         self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
 
 
@@ -89,7 +89,7 @@ class StageRun:
         # tables, and tensors that live until the next micro-batch
         remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
         self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
-        self._constant_bytes = remaining_bytes + sum(extra_bytes for _, extra_bytes in whole_gradients)
+        self._constant_bytes = remaining_bytes + sum(excess_bytes for _, excess_bytes in whole_gradients)
         self._has_whole_gradients = bool(whole_gradients)
         self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
         self._latest: tuple[int, PassVisits, PassVisits] | None = None
@@ -132,9 +132,12 @@ class StageRun:
         )
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits)
 
-    def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
+    def _micro_batch_bytes(
+        self, saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits
+    ) -> MicroBatchBytes:
         forward_peaks, backward_peaks = (
-            PeakByPath(visits.peak_by_path()).plus_bytes(self._constant_bytes) for visits in (forward, backward)
+            PeakByPath(pass_visits.peak_by_path()).plus_bytes(self._constant_bytes)
+            for pass_visits in (forward_visits, backward_visits)
         )
         return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradients=self._extra_elements)
 

@@ -130,7 +130,7 @@ class ModelChunk(TrainingRun):
     def _backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
         """Runs the backward pass from an output tensor and the output's gradient."""
         self.meter.place = AllocationPlace("backward")
-        self._take_workspace(2)
+        self._allocate_workspaces(2)
         backward(self.graph, output_tensor, output_gradient, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------

@@ -80,13 +80,16 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
 
 @without_garbage_collection()
 def replay_rank_on_allocator(
-    rank_setup: RankSetup, is_expandable: bool, recorded_ranks: RecordedRanks, is_tried: bool = False
+    rank_setup: RankSetup,
+    has_expandable_segments: bool,
+    recorded_ranks: RecordedRanks,
+    is_search_candidate: bool = False,
 ) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
-    is_expandable: whether the allocator has expandable segments.
+    has_expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
-    is_tried: as in `CudaRuntime`; the steps of a run that is one of many are not stored for the other allocator.
+    is_search_candidate: as in `CudaRuntime`; then the steps are not stored for the other allocator.
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
@@ -97,12 +100,12 @@ def replay_rank_on_allocator(
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
-    if (stage_number, is_expandable) not in recorded_rank.replay_results:
-        stores_steps = rank_setup.layout.pp == 1 and not is_tried
-        recorded_rank.replay_results[stage_number, is_expandable] = _replay_rank(
-            rank_setup, is_expandable, recorded_rank, stores_steps
+    if (stage_number, has_expandable_segments) not in recorded_rank.replay_results:
+        stores_steps = rank_setup.layout.pp == 1 and not is_search_candidate
+        recorded_rank.replay_results[stage_number, has_expandable_segments] = _replay_rank(
+            rank_setup, has_expandable_segments, recorded_rank, stores_steps
         )
-    return recorded_rank.replay_results[stage_number, is_expandable]
+    return recorded_rank.replay_results[stage_number, has_expandable_segments]
 
 
 def _replay_rank(
@@ -117,19 +120,19 @@ def _replay_rank(
         return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(has_expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.pass_traces is not None:
-        microbatches = rank_setup.training_config.microbatches
-        played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
+        microbatch_count = rank_setup.training_config.microbatches
+        replayed_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatch_count)
         try:
             _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
-            if played_microbatches == microbatches:
+            if replayed_microbatches == microbatch_count:
                 return replay_steps_on_allocator(rank_run, memory_meter, has_expandable_segments)
             shorter_setup = replace(
-                rank_setup, training_config=replace(rank_setup.training_config, microbatches=played_microbatches)
+                rank_setup, training_config=replace(rank_setup.training_config, microbatches=replayed_microbatches)
             )
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             return replay_shorter_on_allocator(
-                (rank_run, memory_meter), (shorter_run, shorter_meter), has_expandable_segments, played_microbatches
+                (rank_run, memory_meter), (shorter_run, shorter_meter), has_expandable_segments, replayed_microbatches
             )
         except NotRepeatingError:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
@@ -166,9 +169,9 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
         if rank_setup.layout.dp == 1:
             return []
         full_run_gradient_bytes = {
-            full_number: gradient_bytes
+            full_run_storage: gradient_bytes
             for storage_number, gradient_bytes in gradient_bytes_by_storage.items()
-            for full_number in repeated_events.numbers_in_full_run(storage_number)
+            for full_run_storage in repeated_events.numbers_in_full_run(storage_number)
         }
         set_up_events = repeated_events.events_of_full_run(recorded_events.set_up)
         ordered_gradient_bytes = [
@@ -257,7 +260,10 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
+        if any(
+            pass_traces.setdefault(pass_case, pass_trace) != pass_trace
+            for pass_case, pass_trace in pass_recorder.traces().items()
+        ):
             return None
     except NotRepeatingError:
         return None

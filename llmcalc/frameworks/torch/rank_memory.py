@@ -34,5 +34,5 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors_term = IN_FLOAT8
-    device = summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
-    return with_paged_states(device, training_run.memory.states) if is_only_rank else device
+    device_memory = summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
+    return with_paged_states(device_memory, training_run.memory.states) if is_only_rank else device_memory

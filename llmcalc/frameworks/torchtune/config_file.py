@@ -139,7 +139,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
-        run_settings |= _fake_quantization(reader, config)
+        run_settings |= _fake_quantization_settings(reader, config)
         world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.refuse("data_parallel_shard_dim", "it is modelled as the number of devices")
@@ -191,7 +191,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     chunk_count = reader.integer(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
     bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
-    loss = SecondLoss(
+    second_loss = SecondLoss(
         "torchtune/modules/loss/kd_losses.py",
         bytes_per_logit,
         "distillation loss",
@@ -200,7 +200,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     )
     shards_weights = launched_run.layout.zero == 3
     return with_teacher_model(
-        reader, launched_run, "teacher_model", MODELS[model_builder], TORCH_NAMES[dtype], loss, shards_weights
+        reader, launched_run, "teacher_model", MODELS[model_builder], TORCH_NAMES[dtype], second_loss, shards_weights
     )
 
 
@@ -242,7 +242,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return dict(LOSSES[loss_class])
 
 
-def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _fake_quantization_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of quantization-aware training, for recipes whose name has `qat`.
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
@@ -271,20 +271,23 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {"fake_quantize": f"int8-int4:{group_size}:untied"}
 
 
-def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, model_table: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
-    module_names = model.get("lora_attn_modules")
+    module_names = model_table.get("lora_attn_modules")
     if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
         raise reader.value_error("model.lora_attn_modules", module_names, f"a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[str(module)] for module in module_names), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
-    if model.get("apply_lora_to_output"):
+    target_modules = [
+        *(TARGETS[str(module)] for module in module_names),
+        *(NETWORK if model_table.get("apply_lora_to_mlp") else ()),
+    ]
+    if model_table.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(
         reader,
-        rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
-        target_pair=("model.lora_attn_modules", targets),
-        dropout_value=model.get("lora_dropout"),
-        magnitude_value=reader.flag(model, "use_dora"),
+        rank=("model.lora_rank", reader.value(model_table, "lora_rank", 8)),
+        targets_argument=("model.lora_attn_modules", target_modules),
+        dropout_value=model_table.get("lora_dropout"),
+        magnitude_value=reader.flag(model_table, "use_dora"),
     )
     adapter_settings |= {"lora_library": "torchtune", "lora_dtype": dtype}
-    return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})
+    return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model_table.get("quantize_base") else {})

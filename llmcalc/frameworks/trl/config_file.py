@@ -109,9 +109,13 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 
 def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
-    trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
+    trainer_arguments = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
     has_trl_argument = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
-    return "model_name_or_path" in config and has_trl_argument and any(argument in config for argument in trainer_signs)
+    return (
+        "model_name_or_path" in config
+        and has_trl_argument
+        and any(argument_name in config for argument_name in trainer_arguments)
+    )
 
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
@@ -122,17 +126,17 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
         defaults = {**DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else DEFAULTS
-        is_grpo, is_reward = any(argument in config for argument in GRPO_SIGNS), REWARD_SIGN in config
+        is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         )
         reader.check_names(
             config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
         )
-        known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
-        is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
+        known_loss_keys = (argument_name for argument_name in PREFERENCE_SIGNS if config.get(argument_name) is not None)
+        is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
-        loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
+        loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
         reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", defaults["bf16"] and not config.get("fp16"))}
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
@@ -154,20 +158,20 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= sft_loss_settings(reader, config, run_settings)
         format_settings, _ = weight_formats(reader, arguments, "float32")
         launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
-        loaded_bytes = 2 if "dtype" in format_settings else 4
-        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
+        bytes_per_weight = 2 if "dtype" in format_settings else 4
+        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and bytes_per_weight == 4:
             # gathered in 16 bits alone
             launched_run = replace(launched_run, frozen=replace(launched_run.frozen, dtype="float32"))
         if has_teacher and not is_grpo:
-            return with_teacher(reader, config, launched_run, loaded_bytes)
+            return with_teacher(reader, config, launched_run, bytes_per_weight)
         if not is_grpo:
             return launched_run
         completion_length = reader.integer(config, "max_completion_length", 512)
         has_mixed_precision = bool(arguments["bf16"]) or reader.flag(config, "fp16")
-        has_wide_logits = has_mixed_precision and launched_run.framework != "deepspeed"
-        launched_run = with_log_probabilities(launched_run, completion_length, has_wide_logits)
+        has_fp32_logits = has_mixed_precision and launched_run.framework != "deepspeed"
+        launched_run = with_log_probabilities(launched_run, completion_length, has_fp32_logits)
         rollout = colocated_rollout(
-            reader, config, launched_run, memory_share=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+            reader, config, launched_run, memory_share=0.3, max_tokens=4096, reference_bytes=bytes_per_weight
         )
         has_log_probabilities = _has_log_probabilities(reader, config, launched_run)
         return replace(launched_run, rollout=replace(rollout, has_log_probabilities=has_log_probabilities))
@@ -196,11 +200,15 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
     model_arguments = reader.table(config, "model_init_kwargs")
-    for argument, argument_value in model_arguments.items():
-        if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.refuse(f"model_init_kwargs.{argument}"[:100], "it is modelled without")
+    for argument_name, argument_value in model_arguments.items():
+        if argument_name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
+            reader.refuse(f"model_init_kwargs.{argument_name}"[:100], "it is modelled without")
     return {
-        **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
+        **{
+            argument_name: model_arguments[argument_name]
+            for argument_name in MODEL_ARGUMENTS
+            if argument_name in model_arguments
+        },
         **config,
     }
 
@@ -208,24 +216,29 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss_type = config.get("loss_type", "sigmoid")
-    loss = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
+    loss_name = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
     if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
         return pair_settings(reader, "simpo", run_settings)
-    if loss in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
+    if (
+        loss_name in KTO_LOSSES
+        or config.get("desirable_weight") is not None
+        or config.get("undesirable_weight") is not None
+    ):
         return kto_settings(reader, run_settings)
-    if loss == "sigmoid" and "loss_type" not in config:
-        loss = next(
-            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()), loss
+    if loss_name == "sigmoid" and "loss_type" not in config:
+        loss_name = next(
+            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()),
+            loss_name,
         )
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
-            + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")
+            + (f"one of {loss_name.upper()}, as in its path" if loss_name != "sigmoid" else "one of DPO")
         )
-    if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
+    if loss_name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
         return pair_settings(
-            reader, loss, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
+            reader, loss_name, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
         )
-    settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
+    settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen
     reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type

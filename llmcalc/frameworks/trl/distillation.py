@@ -28,8 +28,8 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 """
 
 
-def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, loaded_bytes: int) -> Launch:
-    """Returns the run with a teacher's weights and loss. loaded_bytes: bytes per weight of a loaded model.
+def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, bytes_per_weight: int) -> Launch:
+    """Returns the run with a teacher's weights and loss. bytes_per_weight: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
@@ -37,9 +37,9 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, l
     for option_name in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
         if reader.flag(arguments, option_name):
             raise reader.argument_error(option_name, f"true; with {TEACHER} it is not modelled; expected false")
-    loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
+    loaded_format = "bfloat16" if bytes_per_weight == 2 else "float32"
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
-    loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
+    second_loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
     reader.notes.append(GENERATED)
-    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, loss, shards_weights)
+    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, second_loss, shards_weights)

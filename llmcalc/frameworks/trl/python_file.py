@@ -149,16 +149,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
         config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
-        other_trainer = OTHER_TRAINERS.search(file_text)
-        if other_trainer is not None and not any(call.name in TRAINERS for call in named_calls):
+        trainer_match = OTHER_TRAINERS.search(file_text)
+        if trainer_match is not None and not any(call.name in TRAINERS for call in named_calls):
             raise reader.argument_error(
-                f"{other_trainer[1]}Trainer",
+                f"{trainer_match[1]}Trainer",
                 "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
             )
         trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
         trainer_nodes = [call.node for call in named_calls if call.name in TRAINERS and call.node is not None]
-        has_defaults = not any(map(_has_configuration, trainer_nodes))
-        config_class = next(iter(config_classes), trl_config if has_defaults else "")
+        has_default_config = not any(map(_has_configuration, trainer_nodes))
+        config_class = next(iter(config_classes), trl_config if has_default_config else "")
         if not config_class:
             raise reader.argument_error(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
@@ -183,15 +183,19 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         config |= earlier_values
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
-            config |= _length_of_samples(reader, named_calls)
+            config |= _sample_length_arguments(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
-            config |= _length_of_texts(syntax_tree)
+            config |= _text_length_arguments(syntax_tree)
         unknown_arguments = {
-            argument_name: value if isinstance(value, UnknownValue) else UnknownValue("a table")
-            for argument_name, value in config.items()
-            if has_unknown(value)
+            argument_name: argument_value if isinstance(argument_value, UnknownValue) else UnknownValue("a table")
+            for argument_name, argument_value in config.items()
+            if has_unknown(argument_value)
         }
-        config = {name: value for name, value in config.items() if name not in unknown_arguments}
+        config = {
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name not in unknown_arguments
+        }
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
             for argument_name, argument in unknown_arguments.items()
@@ -223,12 +227,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a TRL before 0.16, if `SFTTrainer` has arguments of it, that the file does not state."""
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
-    if not any(argument in sft_arguments for argument in EARLIER_TRAINER_ARGUMENTS):
+    if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
         return {}
-    return {name: value for name, value in EARLIER_VALUES.items() if name not in config}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in EARLIER_VALUES.items()
+        if argument_name not in config
+    }
 
 
-def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
+def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
     sample_lengths = [
         call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
@@ -240,13 +248,13 @@ def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> di
     return {"max_length": max(known_lengths)}
 
 
-def _length_of_texts(syntax_tree: ast.Module) -> dict[str, Any]:
+def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
     """Returns the length at which a model of sentence-transformers cuts texts, which the file assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            length = value_of(node.value, {})
-            if node.targets[0].attr == "max_seq_length" and type(length) is int:
-                return {"max_length": length}
+            max_length = value_of(node.value, {})
+            if node.targets[0].attr == "max_seq_length" and type(max_length) is int:
+                return {"max_length": max_length}
     return {}
 
 
@@ -261,9 +269,12 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    object_name, _, name = unknown_value.text.partition(".")
-    if object_name and script_arguments.defaults.get(name, "") is None:
-        return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
+    object_name, _, attribute_name = unknown_value.text.partition(".")
+    if object_name and script_arguments.defaults.get(attribute_name, "") is None:
+        return (
+            f"is the file's argument {attribute_name}, without a default; "
+            f"expected --launch '{typed_path} --{attribute_name} …'"
+        )
     return "is known only when the file runs"
 
 
@@ -282,30 +293,34 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         model = loading_call.first_argument
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
     arguments |= {
-        argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
+        argument_name: trainer_arguments[argument_name]
+        for argument_name in TRAINER_LENGTHS
+        if argument_name in trainer_arguments
     }
     if loading_call is not None:
         model_arguments = loading_call.arguments.get("model_kwargs")
         model_arguments = {**(model_arguments if isinstance(model_arguments, dict) else {}), **loading_call.arguments}
         arguments |= {
-            argument: format_name(model_arguments[argument])
-            for argument in MODEL_ARGUMENTS
-            if argument in model_arguments
+            argument_name: format_name(model_arguments[argument_name])
+            for argument_name in MODEL_ARGUMENTS
+            if argument_name in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument: format_name(value) for argument, value in loading_arguments.items()}
+        arguments |= {
+            argument_name: format_name(argument_value) for argument_name, argument_value in loading_arguments.items()
+        }
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
     ):
         call_arguments = _arguments_of_call(named_calls, call_name)
         arguments |= {
-            argument_names[argument]: call_arguments[argument]
-            for argument in argument_names
-            if argument in call_arguments
+            argument_names[argument_name]: call_arguments[argument_name]
+            for argument_name in argument_names
+            if argument_name in call_arguments
         }
     if any(call.name == "LoraConfig" for call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
@@ -316,7 +331,11 @@ def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments with which a trainer loads a model that it is named: `model_init_kwargs`."""
     tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
     loading_table = next((table for table in tables if isinstance(table, dict)), {})
-    return {argument: loading_table[argument] for argument in MODEL_ARGUMENTS if argument in loading_table}
+    return {
+        argument_name: loading_table[argument_name]
+        for argument_name in MODEL_ARGUMENTS
+        if argument_name in loading_table
+    }
 
 
 def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -349,13 +368,13 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
-    conditions = _conditions_of_calls(syntax_tree)
+    conditions = _branch_conditions_by_call(syntax_tree)
     for node in calls_in_order(syntax_tree):
         call_name = dotted_name_of(node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
-            variables |= _assigned_value(later_assignments.pop(), variables)
+            variables |= _assigned_values(later_assignments.pop(), variables)
         if any(
             _is_in_skipped_branch(condition, branch_value, variables)
             for condition, branch_value in conditions.get(id(node), ())
@@ -370,22 +389,22 @@ Condition: TypeAlias = tuple[ast.expr, bool]
 """A condition, and whether a call runs if it is true."""
 
 
-def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
+def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
     """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
     conditions: dict[int, tuple[Condition, ...]] = {}
-    open_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
-    while open_nodes:
-        node, node_conditions = open_nodes.pop()
+    pending_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    while pending_nodes:
+        node, node_conditions = pending_nodes.pop()
         if isinstance(node, ast.Call):
             conditions[id(node)] = node_conditions
         if not isinstance(node, ast.If | ast.IfExp):
-            open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
+            pending_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
-        open_nodes.append((node.test, node_conditions))
+        pending_nodes.append((node.test, node_conditions))
         for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
             branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
-            open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
+            pending_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
 
 
@@ -394,11 +413,11 @@ def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mappi
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
-    value = value_of(name_node, variables)
-    return isinstance(value, bool) and (value == (name_node is test)) != is_true_branch
+    known_value = value_of(name_node, variables)
+    return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
 
 
-def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables that a plain assignment sets, with their values; empty for any other assignment.
 
     An assignment to an item of a table (`arguments["dtype"] = …`) sets the table with that item.
@@ -406,7 +425,7 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if isinstance(target_node, ast.Subscript) and assignment.value is not None:
         table_name = dotted_name_of(target_node.value)
-        table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
-        if isinstance(table, dict) and isinstance(item_name, str):
-            return {table_name: {**table, item_name: value_of_item(assignment.value, variables)}}
+        table, item_key = variables.get(table_name), value_of(target_node.slice, variables)
+        if isinstance(table, dict) and isinstance(item_key, str):
+            return {table_name: {**table, item_key: value_of_item(assignment.value, variables)}}
     return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

@@ -40,8 +40,12 @@ LORA_IGNORED = field_names("""
 
 def is_unsloth(config: Table) -> bool:
     """Whether a table is a file of Unsloth Studio's training defaults."""
-    training = config.get("training")
-    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(config.get("lora"), Mapping)
+    training_table = config.get("training")
+    return (
+        isinstance(training_table, Mapping)
+        and "max_seq_length" in training_table
+        and isinstance(config.get("lora"), Mapping)
+    )
 
 
 def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
@@ -70,7 +74,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             **lora_settings(
                 reader,
                 rank=("lora.lora_r", reader.value(lora_table, "lora_r", 16)),
-                target_pair=("lora.target_modules", lora_table.get("target_modules")),
+                targets_argument=("lora.target_modules", lora_table.get("target_modules")),
                 dropout_value=lora_table.get("lora_dropout"),
                 magnitude_value=lora_table.get("use_dora"),
             ),

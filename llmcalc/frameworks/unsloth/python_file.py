@@ -96,10 +96,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = constants(statements_of_module(syntax_tree))
         named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
-        model = _call_arguments(
+        model_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
         )
-        if model is None:
+        if model_arguments is None:
             raise reader.argument_error(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
@@ -124,14 +124,20 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         model_changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
         reader.unknown_arguments |= model_changes.unknown_arguments
         reader.notes += model_changes.notes
-        config |= {argument: value for argument, value in model_changes.arguments.items() if argument == "optim"}
+        config |= {
+            argument_name: argument_value
+            for argument_name, argument_value in model_changes.arguments.items()
+            if argument_name == "optim"
+        }
         has_standby = STANDBY.search(file_text) is not None
-        loss = CONFIGS[class_name]
-        if loss == "embedding":
-            model, config = {**EMBEDDING_MODEL, **model}, {"optim": "adamw_torch", **config}
+        loss_name = CONFIGS[class_name]
+        if loss_name == "embedding":
+            model_arguments, config = {**EMBEDDING_MODEL, **model_arguments}, {"optim": "adamw_torch", **config}
             peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
-        launched_run = _run_of_calls(reader, model, peft_arguments, {**trainer_arguments, **config}, loss, has_standby)
-        if loss != "embedding":
+        launched_run = _run_of_calls(
+            reader, model_arguments, peft_arguments, {**trainer_arguments, **config}, loss_name, has_standby
+        )
+        if loss_name != "embedding":
             return launched_run
         loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
         return embedding_run(launched_run, loss_calls)
@@ -139,7 +145,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 def _run_of_calls(
     reader: LaunchReader,
-    model: Mapping[str, Any],
+    model_arguments: Mapping[str, Any],
     adapter_arguments: Mapping[str, Any] | None,
     config: Mapping[str, Any],
     loss_name: str,
@@ -150,7 +156,11 @@ def _run_of_calls(
     adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
     """
     max_length = next(
-        (config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None),
+        (
+            config[argument_name]
+            for argument_name in ("max_length", "max_seq_length")
+            if config.get(argument_name) is not None
+        ),
         None,
     )
     run_settings: dict[str, Any] = {
@@ -158,44 +168,46 @@ def _run_of_calls(
         "batch": reader.integer(config, "per_device_train_batch_size", 8),
         "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
         "seq": integer_of(
-            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if max_length is None else max_length
+            reader,
+            "max_seq_length",
+            reader.value(model_arguments, "max_seq_length", 2048) if max_length is None else max_length,
         ),
-        "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
+        "dtype": "fp16" if "float16" in str(model_arguments.get("dtype")).replace("bfloat16", "") else "bf16",
         "master_weights": "none",
         "attn_implementation": "flash",
         **optimizer_settings(reader, "optim", reader.value(config, "optim", "adamw_8bit")),
     }
-    if model.get("attn_implementation") is not None:
-        run_settings |= attention_settings(reader, "attn_implementation", model["attn_implementation"])
-    if reader.flag(model, "unsloth_tiled_mlp"):
+    if model_arguments.get("attn_implementation") is not None:
+        run_settings |= attention_settings(reader, "attn_implementation", model_arguments["attn_implementation"])
+    if reader.flag(model_arguments, "unsloth_tiled_mlp"):
         reader.notes.append("unsloth_tiled_mlp: networks are counted over all tokens at once, an upper bound")
     if loss_name == "grpo":
         run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapter_arguments is None:
-        if not reader.flag(model, "full_finetuning"):
+        if not reader.flag(model_arguments, "full_finetuning"):
             raise reader.argument_error(
                 "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
             )
-        run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+        run_settings |= recompute_settings(model_arguments.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
-        run_settings |= _adapter_settings(reader, model, adapter_arguments)
+        run_settings |= _adapter_settings(reader, model_arguments, adapter_arguments)
     if loss_name == "grpo":
         if config.get("max_prompt_length") is not None:
             run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
-        run_settings |= _log_probabilities(reader, config, run_settings)
+        run_settings |= _log_probability_settings(reader, config, run_settings)
     elif loss_name == "sft":
         run_settings |= fused_loss(reader)
     elif loss_name != "embedding":
         run_settings |= pair_settings(reader, loss_name, run_settings)
-    if model.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
-        reader.score_label_count = reader.integer(model, "num_labels", 2)
+    if model_arguments.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
+        reader.score_label_count = reader.integer(model_arguments, "num_labels", 2)
     reader.counts_longest_samples = loss_name == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND)
-    if reader.flag(model, "load_in_fp8"):
+    if reader.flag(model_arguments, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
-    if model.get("qat_scheme") is not None:
+    if model_arguments.get("qat_scheme") is not None:
         reader.refuse("qat_scheme", QUANTIZATION_AWARE)
-    loaded_name = str(model.get("model_name", ""))
+    loaded_name = str(model_arguments.get("model_name", ""))
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
@@ -203,17 +215,19 @@ def _run_of_calls(
     if loss_name != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
-    if reader.flag(model, "fast_inference"):
-        rollout = replace(rollout, **_shared_engine_settings(reader, model, is_standby))
+    if reader.flag(model_arguments, "fast_inference"):
+        rollout = replace(rollout, **_shared_engine_settings(reader, model_arguments, is_standby))
     return replace(launched_run, rollout=rollout, assumed_defaults=dict(reader.assumed_defaults))
 
 
-def _shared_engine_settings(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
+def _shared_engine_settings(
+    reader: LaunchReader, model_arguments: Mapping[str, Any], is_standby: bool
+) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
-    memory_utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
+    memory_utilization = share_of(reader, "gpu_memory_utilization", model_arguments, 0.5)
     flags = {
         "gpu_memory_utilization": memory_utilization,
-        "max_model_len": reader.integer(model, "max_seq_length", 2048),
+        "max_model_len": reader.integer(model_arguments, "max_seq_length", 2048),
     }
     return {
         "source": "unsloth_zoo/vllm_utils.py",
@@ -249,7 +263,9 @@ def _batch_of_whole_groups(
     return {"batch": group_size}
 
 
-def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _log_probability_settings(
+    reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the settings of GRPO's log-probabilities: logits of the completions alone, chunk by chunk.
 
     torch.compile saves a chunk's logits in the format of the output head. All sequences are one packed forward pass.
@@ -272,7 +288,9 @@ def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings
     }
 
 
-def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_values: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_settings(
+    reader: LaunchReader, model_arguments: Mapping[str, Any], peft_values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if any(argument_name.startswith("finetune_") for argument_name in peft_values):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
@@ -282,24 +300,28 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
     target_names = reader.value(peft_values, "target_modules", list(TARGETS))
     saved_names = peft_values.get("modules_to_save")
     if isinstance(target_names, list) and isinstance(saved_names or [], list):
-        saved_names = [*(saved_names or []), *(name for name in target_names if name in TRAINED_IN_FULL)]
-        target_names = [name for name in target_names if name not in TRAINED_IN_FULL]
+        saved_names = [
+            *(saved_names or []),
+            *(target_name for target_name in target_names if target_name in TRAINED_IN_FULL),
+        ]
+        target_names = [target_name for target_name in target_names if target_name not in TRAINED_IN_FULL]
     adapter_settings = lora_settings(
         reader,
         rank=("r", reader.value(peft_values, "r", 16)),
-        target_pair=("target_modules", target_names),
+        targets_argument=("target_modules", target_names),
         saved_modules=("modules_to_save", saved_names),
         dropout_value=peft_values.get("lora_dropout"),
         magnitude_value=peft_values.get("use_dora"),
     )
     adapter_settings |= recompute_settings(peft_values.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
-    is_eight_bits = reader.flag(model, "load_in_8bit")
+    is_eight_bit = reader.flag(model_arguments, "load_in_8bit")
     is_unquantized = any(
-        reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+        reader.flag(model_arguments, argument_name)
+        for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
-    if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
+    if reader.flag(model_arguments, "load_in_4bit", not (is_eight_bit or is_unquantized)):
         return {**adapter_settings, **BASE_IN_4_BITS}
-    return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
+    return adapter_settings | ({"base": "int8"} if is_eight_bit else {})
 
 
 def _is_method(called_name: str, method_name: str) -> bool:
@@ -329,10 +351,16 @@ def _call_arguments(
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
-    unresolved_arguments = {argument for argument, value in arguments.items() if has_unknown(value)}
+    unresolved_arguments = {
+        argument_name for argument_name, argument_value in arguments.items() if has_unknown(argument_value)
+    }
     for argument in sorted(DECIDING & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {argument: value for argument, value in arguments.items() if argument not in unresolved_arguments}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name not in unresolved_arguments
+    }

@@ -97,7 +97,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = _uses_megatron(reader, config, command_line.words)
         check_keys(reader, config)
-        world_size = _training_devices(reader, config)
+        world_size = _training_device_count(reader, config)
         parallel_run = (
             _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
         )
@@ -125,7 +125,7 @@ def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) ->
 
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
-    settings = {}
+    resolved_values = {}
     for override_key, override in overrides_by_key.items():
         if is_unresolved(override) and override_key in DEVICES and reader.source.has_typed_device_count:
             continue
@@ -137,8 +137,8 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
             and not override_key.endswith(("path", "_dir", "_file"))
         ):
             raise reader.argument_error(override_key, unresolved_reason(override))
-        settings[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
-    return settings
+        resolved_values[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
+    return resolved_values
 
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
@@ -149,7 +149,7 @@ def _is_known_key(config_key: str, rollout: Rollout) -> bool:
     return config_key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _training_devices(reader: LaunchReader, config: Table) -> int:
+def _training_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
     world_size = reader.source.world_size
     if world_size is not None and reader.source.has_typed_device_count and not set(DEVICES) & set(config):
@@ -169,7 +169,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
-        replica_count = _training_devices(reader, config) // sequence_ranks
+        replica_count = _training_device_count(reader, config) // sequence_ranks
         return max(
             1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
@@ -178,7 +178,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
-def _micro_batches(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
+def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.integer(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.integer(config, f"{ROLLOUT}.n", 1)
@@ -204,10 +204,10 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
     if config.get(f"{MODEL}.lora.rank") not in (None, 0):
         raise reader.argument_error(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
-    rank = config.get(f"{MODEL}.lora_rank")
-    if rank not in (None, 0):
+    lora_rank = config.get(f"{MODEL}.lora_rank")
+    if lora_rank not in (None, 0):
         target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", lora_rank), targets_argument=target_pair)
     return settings
 
 
@@ -266,7 +266,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
-        "num_microbatches": _micro_batches(reader, config, batch, world_size // cp),
+        "num_microbatches": _micro_batch_count(reader, config, batch, world_size // cp),
         "dtype": "bf16",
         "master_weights": "fp32" if weight_format in FP32 else "none",
     }
@@ -324,9 +324,11 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    tp, pp, cp = (
+        section_size(f"{size_name}_parallel_size") for size_name in ("tensor_model", "pipeline_model", "context")
+    )
     batch, tokens = _micro_batch_shape(reader, config, cp)
-    fusion = f"{override_section}.bias_activation_fusion"
+    fusion_key = f"{override_section}.bias_activation_fusion"
     fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
     parallel_run = MegatronRun(
         tp=tp,
@@ -344,12 +346,12 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
         batch=batch,
         seq=tokens,
-        num_microbatches=_micro_batches(reader, config, batch, max(1, world_size // (tp * pp * cp))),
+        num_microbatches=_micro_batch_count(reader, config, batch, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
         recompute_modules=config.get(f"{override_section}.recompute_modules"),
-        fuses_activation=fused_model_types if config.get(fusion) is None else reader.flag(config, fusion),
+        fuses_activation=fused_model_types if config.get(fusion_key) is None else reader.flag(config, fusion_key),
     )
     settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
@@ -362,8 +364,8 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     section_name = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
         raise reader.argument_error(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
-    rank = config.get(f"{section_name}.rank")
-    if rank in (None, 0):
+    lora_rank = config.get(f"{section_name}.rank")
+    if lora_rank in (None, 0):
         return {}
     adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
@@ -371,4 +373,4 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )
-    return bridge_adapter_settings(reader, section_name, rank, target_modules, dropout_value)
+    return bridge_adapter_settings(reader, section_name, lora_rank, target_modules, dropout_value)

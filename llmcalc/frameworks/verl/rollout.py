@@ -39,7 +39,7 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, is_megatron: bool) -> Rollout:
     """Returns the rollout engine and the other models (trainer/config/rollout/rollout.yaml, ref, critic)."""
     layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
-    section_kind = "megatron" if is_megatron else "fsdp_config"
+    section_name = "megatron" if is_megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
     sequence_count, token_count = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
@@ -53,7 +53,9 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         sleeps_while_idle=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded_states=frozenset(
-            states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{section_kind}.{name}")
+            states
+            for states_name, states in OFFLOADED.items()
+            if reader.flag(config, f"{ACTOR}.{section_name}.{states_name}")
         ),
         reference_model=_reference_model(reader, config, layout, is_megatron),
         critic_location=_critic_location(reader, config, is_megatron),
@@ -145,7 +147,7 @@ def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> 
         return "none"
     section_name = "critic.megatron" if is_megatron else "critic.model.fsdp_config"
     offloads_to_host = all(
-        reader.flag(config, f"{section_name}.{name}") for name in ("param_offload", "optimizer_offload")
+        reader.flag(config, f"{section_name}.{offload_key}") for offload_key in ("param_offload", "optimizer_offload")
     )
     reader.notes.append("the critic is counted as large as the actor")
     return "host" if offloads_to_host else "device"

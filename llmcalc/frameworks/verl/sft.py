@@ -115,10 +115,10 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         settings["recompute"] = "full"
     if reader.flag(config, "model.use_liger"):
         settings["norm"] = "fused"
-    rank = config.get("model.lora_rank")
-    if rank not in (None, 0):
+    lora_rank = config.get("model.lora_rank")
+    if lora_rank not in (None, 0):
         target_pair = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("model.lora_rank", rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=("model.lora_rank", lora_rank), targets_argument=target_pair)
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")

@@ -35,7 +35,9 @@ def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     return slot_count, lora_rank
 
 
-def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, slot_sizes: tuple[int, ...]) -> int:
+def adapter_bytes(
+    engine_rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, slot_sizes: tuple[int, ...]
+) -> int:
     """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
@@ -44,23 +46,23 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if not flags.get("enable_lora"):
         return 0
     slot_count, lora_rank = adapter_slots(flags)
-    if rank.state_caches or rank.up_projection_size:
+    if engine_rank.state_caches or engine_rank.up_projection_size:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, slot_sizes)
+    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(engine_rank, slot_sizes)
 
 
-def _adapter_widths(rank: EngineRank, version_numbers: tuple[int, ...]) -> int:
+def _adapter_widths(engine_rank: EngineRank, version_numbers: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     total_width = 0
-    vocab_size = rank.vocab_size
-    for tree_node in rank.model.tree().walk():
+    vocab_size = engine_rank.vocab_size
+    for tree_node in engine_rank.model.tree().walk():
         layer_op = tree_node.node.op
         if tree_node.optional:
             continue
         if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(layer_op, Embedding | Linear) and vocab_size <= LARGEST_VOCABULARY:
-                total_width += int(tree_node.copies) * (vocab_size + rank.hidden_size)
+                total_width += int(tree_node.copies) * (vocab_size + engine_rank.hidden_size)
         elif isinstance(layer_op, ExpertLinear):
             if version_numbers < ADAPTS_EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")

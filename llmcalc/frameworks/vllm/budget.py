@@ -109,7 +109,7 @@ class VLLMServer(VLLMSettings):
 
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
-        compute_units, rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
+        compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -121,9 +121,9 @@ class VLLMServer(VLLMSettings):
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
-            attention_workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
+            attention_workspace=sparse_workspace(engine_rank, self.longest_request, self.max_num_batched_tokens),
             cublas_workspace=cuda_runtime_of(self.hardware).workspace_bytes,
-            compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
+            compilation_bytes=compilation_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,
         )
@@ -163,7 +163,7 @@ class VLLMServer(VLLMSettings):
         )
         return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
 
-    def cuda_graph_bytes(self, rank: EngineRank) -> int:
+    def cuda_graph_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the memory that vLLM estimates for the CUDA graphs of a rank.
 
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
@@ -177,77 +177,79 @@ class VLLMServer(VLLMSettings):
             and not self.has_model_class(self.engine_record.triton_attention)
         )
         compute_capability = self.hardware.compute_capability if splits_sequences else None
-        split_buffer_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, compute_capability)
+        split_buffer_bytes = self.graphs.split_buffer_bytes(engine_rank, self.element_bytes, compute_capability)
         graphs_ratio = self.second_runner.graphs_ratio if self.second_runner is not None else 1
-        return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes, graphs_ratio)
+        return self.graphs.estimated_bytes(
+            self.engine_record.cuda_graphs, engine_rank, split_buffer_bytes, graphs_ratio
+        )
 
-    def stored_weights_bytes(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights: tables, padded experts, copies for MLA, rests of segments."""
         divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
-        rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
+        engine_rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
-        rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.widest_networks
+        rope_table_bytes = engine_rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
+        _, _, rank_experts = engine_rank.widest_networks
         padding_bytes = 0
-        has_padding = rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
-        if has_padding and experts is not None:
+        has_padded_experts = engine_rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
+        if has_padded_experts and rank_experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
-                experts.input_width, experts.width
+                rank_experts.input_width, rank_experts.width
             )
-            expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
-            padding_bytes = experts.layers * experts.expert_count * (padded_expert_bytes - expert_bytes)
+            expert_bytes = 3 * rank_experts.width * rank_experts.input_width * 17 // 32
+            padding_bytes = rank_experts.layers * rank_experts.expert_count * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
-        copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
-        copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
-        copied_bytes += self.unsplit_bytes(rank)
-        return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
+        copied_bytes = engine_rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(engine_rank)
+        copied_bytes += unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
+        copied_bytes += layer_embedding_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
+        copied_bytes += self.unsplit_bytes(engine_rank)
+        return max(0, engine_rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
-    def unsplit_bytes(self, rank: EngineRank) -> int:
+    def unsplit_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the remainders of weight segments that torch's allocator counts as allocated.
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
-        is_expandable = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
-        return 0 if self.converts_weights or is_expandable else unsplit_bytes(rank)
+        has_expandable_segments = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
+        return 0 if self.converts_weights or has_expandable_segments else unsplit_bytes(engine_rank)
 
     @property
     def converts_weights(self) -> bool:
         """Whether vLLM quantizes 16-bit weights at load. With `--quantize` the checkpoint is quantized already."""
-        is_stored_so = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
-        return self.flags.get("quantization") in CONVERTING_WORDS and not is_stored_so
+        is_already_quantized = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
+        return self.flags.get("quantization") in CONVERTING_WORDS and not is_already_quantized
 
-    def repeated_encoder_bytes(self, rank: EngineRank) -> int:
+    def repeated_encoder_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
-        if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
+        if self.flags.get("mm_encoder_tp_mode") != "data" or not (engine_rank.with_towers and self.preset.model.towers):
             return 0
         whole_encoder_bytes, rank_encoder_bytes = (
             placed_rank.weight_bytes - replace(placed_rank, with_towers=False).weight_bytes
-            for placed_rank in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
+            for placed_rank in (replace(engine_rank, layout=ONE_DEVICE, rank=0), engine_rank)
         )
         return whole_encoder_bytes - rank_encoder_bytes
 
-    def cache_element_bytes(self, rank: EngineRank) -> Fraction:
+    def cache_element_bytes(self, engine_rank: EngineRank) -> Fraction:
         """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
         cache_format = str(self.flags.get("kv_cache_dtype", ""))
         if cache_format in PACKED_FORMATS:
-            return packed_bytes(cache_format, rank, self.version_numbers)
-        if cache_format == SCALED_LATENTS and not rank.has_latent_selection:
+            return packed_bytes(cache_format, engine_rank, self.version_numbers)
+        if cache_format == SCALED_LATENTS and not engine_rank.has_latent_selection:
             raise InputError(f"--kv-cache-dtype {cache_format}: only sparse attention has such a cache; expected fp8")
         if (
             cache_format in ("", *AUTO_WORDS)
-            and rank.has_latent_selection
+            and engine_rank.has_latent_selection
             and stores_latents_in_float8(self.hardware, self.version_numbers)
         ):
             return Fraction(1)
         return Fraction(self.cached_element_bytes)
 
-    def compressed_pool(self, rank: EngineRank) -> BlockPool | None:
+    def compressed_pool(self, engine_rank: EngineRank) -> BlockPool | None:
         """Returns the block pool of a model with compressed attention; None for other models.
 
         Raises `InputError` for flags with which vLLM has no such pool, or which are not modelled beside it.
         """
-        if not compressed_layers(rank):
+        if not compressed_layers(engine_rank):
             return None
         if (cache_format := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
             raise InputError(f"--kv-cache-dtype {cache_format}: of compressed attention is not modelled; expected fp8")
@@ -261,24 +263,24 @@ class VLLMServer(VLLMSettings):
             if is_used:
                 raise InputError(f"{feature_name}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
-        return compressed_pool(rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
+        return compressed_pool(engine_rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
 
-    def kv_block_pool(self, rank: EngineRank) -> BlockPool:
+    def kv_block_pool(self, engine_rank: EngineRank) -> BlockPool:
         """Returns the block pool of a rank's KV cache and recurrent states."""
-        compressed_blocks = self.compressed_pool(rank)
+        compressed_blocks = self.compressed_pool(engine_rank)
         if compressed_blocks is not None:
             return compressed_blocks
         attention_backend = str(self.flags.get("attention_backend", ""))
         return block_pool(
-            rank,
-            self.cache_element_bytes(rank),
+            engine_rank,
+            self.cache_element_bytes(engine_rank),
             self.block_size,
             self.rules,
             has_full_windows=bool(self.flags.get("disable_hybrid_kv_cache_manager")),
             draft_caches=[] if self.draft is None else self.draft.token_caches,
             context_ranks=self.context_ranks,
             state_blocks=state_blocks(
-                rank,
+                engine_rank,
                 self.state_rules,
                 self.hardware,
                 self.flags,
@@ -292,24 +294,30 @@ class VLLMServer(VLLMSettings):
 
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, profile_run, version_rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
-        kv_pool = self.kv_block_pool(rank)
+        engine_rank, profile_run, version_rules = (
+            self.rank_of_stage(stage_number),
+            self.profile_run(stage_number),
+            self.rules,
+        )
+        kv_pool = self.kv_block_pool(engine_rank)
         memory_outside_torch = self.engine_record.overhead_outside_torch(
             self.version_numbers, self.hardware, self.tp, self.pp
         )
-        graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
+        graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(engine_rank))
         outside_bytes = self.logged_or_computed_bytes(
-            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank) + self.exchange_bytes
+            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(engine_rank) + self.exchange_bytes
         )
         budget = math.ceil(self.utilization * self.total_memory)
-        weight_bytes = self.stored_weights_bytes(rank)
+        weight_bytes = self.stored_weights_bytes(engine_rank)
         if self.draft is not None:
             draft_table_bytes = self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
             weight_bytes += self.draft.weight_bytes + draft_table_bytes + self.unsplit_bytes(self.draft)
-        weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
-        weight_bytes += balancing_bytes(rank, self.flags, self.tp * self.dp)
+        weight_bytes += adapter_bytes(engine_rank, self.flags, self.element_bytes, self.version_numbers)
+        weight_bytes += balancing_bytes(engine_rank, self.flags, self.tp * self.dp)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
-        profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, version_rules))
+        profile_run_bytes = self.logged_or_computed_bytes(
+            "profile_run", profile_run.peak_bytes(engine_rank, version_rules)
+        )
         subtracted_bytes = (
             weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
         )
@@ -329,13 +337,19 @@ class VLLMServer(VLLMSettings):
                 version_rules.source_location,
                 f"{self.utilization} × total (--gpu-memory-utilization)",
             ),
-            MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", self._weights_origin(rank)),
+            MemoryTerm(
+                "weights",
+                weight_bytes,
+                engine_rank.weights_status,
+                "tensors of the rank",
+                self._weights_origin(engine_rank),
+            ),
             MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.attention_workspace or profile_run.compilation_bytes else "source",
                 version_rules.source_location,
-                profile_run.origin(rank, version_rules),
+                profile_run.origin(engine_rank, version_rules),
             ),
             MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
             MemoryTerm("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
@@ -354,11 +368,11 @@ class VLLMServer(VLLMSettings):
         """The memory of the pipeline stage with the fewest cache blocks."""
         return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.block_count)
 
-    def penalty_bytes(self, rank: EngineRank) -> int:
+    def penalty_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties or self.has_embedding_output:
             return 0
-        return penalty_bytes(self.max_num_seqs, rank.vocab_size)
+        return penalty_bytes(self.max_num_seqs, engine_rank.vocab_size)
 
     @property
     def exchange_bytes(self) -> int:
@@ -378,8 +392,8 @@ class VLLMServer(VLLMSettings):
         origin = "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
         return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
-    def _weights_origin(self, rank: EngineRank) -> str:
-        weight_scheme = rank.weights_origin + (", converted at load" if self.converts_weights else "")
+    def _weights_origin(self, engine_rank: EngineRank) -> str:
+        weight_scheme = engine_rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):
@@ -434,7 +448,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     )
 
 
-def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: float) -> str:
+def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget_bytes = stage_memory.terms[0].bytes
@@ -452,7 +466,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if concurrency < 1:
+    if max_concurrency < 1:
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.block_count, server.tokens_in_flight, max_model_len
         )

@@ -64,29 +64,31 @@ def _has_capability(hardware: Hardware, major_version: int) -> bool:
     return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major_version
 
 
-def packed_bytes(cache_format: str, rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
+def packed_bytes(cache_format: str, engine_rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
     """Returns the bytes per element of the KV cache, with the element's part of the scales.
 
-    cache_format: word of --kv-cache-dtype. rank: the model of a rank. Raises `InputError` for a model or a version that
-    has no such cache.
+    cache_format: word of --kv-cache-dtype. engine_rank: the model of a rank. Raises `InputError` for a model or a
+        version that has no such cache.
     """
     if version_numbers < PACKED_FORMATS_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: vLLM 0.19 and earlier have no such cache; expected fp8")
-    if rank.up_projection_size:
+    if engine_rank.up_projection_size:
         raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
     if cache_format == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attention_layers = [mixer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, Attention)]
-    head_dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attention_layers}
+    attention_layers = [mixer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, Attention)]
+    head_dims = {mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads for mixer in attention_layers}
     if len(head_dims) != 1:
         raise InputError(f"--kv-cache-dtype {cache_format}: heads of several sizes are not modelled; expected fp8")
     head_dim = head_dims.pop()
     if cache_format in TURBOQUANT:
-        return _turboquant_bytes(cache_format, head_dim, rank, version_numbers)
+        return _turboquant_bytes(cache_format, head_dim, engine_rank, version_numbers)
     return Fraction(1, 2 if cache_format.startswith("int4") else 1) + Fraction(SCALE_BYTES, head_dim)
 
 
-def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
+def _turboquant_bytes(
+    cache_format: str, head_dim: int, engine_rank: EngineRank, version_numbers: tuple[int, ...]
+) -> Fraction:
     """Returns the bytes per element of keys and values in a format of TurboQuant. head_dim: elements of a head.
 
     Beside recurrent states all layers of full attention have the format; of other models the first two and the last
@@ -94,7 +96,7 @@ def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, versio
     """
     if version_numbers < TURBOQUANT_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: is modelled from vLLM 0.21 on; expected fp8")
-    if not rank.state_caches or any(token_cache.window for token_cache in rank.token_caches):
+    if not engine_rank.state_caches or any(token_cache.window for token_cache in engine_rank.token_caches):
         raise InputError(
             f"--kv-cache-dtype {cache_format}: is modelled for models with recurrent states alone, whose layers "
             "all have it; expected fp8"

@@ -31,8 +31,8 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
-        item_tokens = server.largest_input_tokens
-        yield f"--max-num-batched-tokens {item_tokens}", {"max_num_batched_tokens": item_tokens}
+        largest_input_tokens = server.largest_input_tokens
+        yield f"--max-num-batched-tokens {largest_input_tokens}", {"max_num_batched_tokens": largest_input_tokens}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
@@ -41,8 +41,8 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     if server.encoder_run is not None and server.encoder_run.medium == "video":
         limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
-        takes_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
-        typed_limits = ".video 0" if takes_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
+        accepts_dotted_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
+        typed_limits = ".video 0" if accepts_dotted_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
         yield f"--limit-mm-per-prompt{typed_limits}", {"limit_mm_per_prompt": limits_without_videos}
     longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:
@@ -76,11 +76,13 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
-    flags: dict[str, Any] = {name: size for name, size in parallel_sizes.items() if size > 1}
+    flags: dict[str, Any] = {
+        flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1
+    }
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})
 
 
-def exchange_flags(server: VLLMServer, library: str) -> dict[str, Any]:
+def exchange_flags(server: VLLMServer, exchange_library: str) -> dict[str, Any]:
     """Returns the flags with which the ranks of a server send tokens to experts by a library."""
     step_tokens = server.max_num_batched_tokens
-    return backend_flags(server.preset.model, server.flags, library, step_tokens, server.version_numbers)
+    return backend_flags(server.preset.model, server.flags, exchange_library, step_tokens, server.version_numbers)

@@ -45,16 +45,16 @@ class CachePages(NamedTuple):
     window: int | None
 
 
-def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
+def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
     """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
 
-    layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
+    page_layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
     Raises `InputError` for a pipeline, and for entries of other sizes than those of DeepSeek-V4.
     """
-    if rank.layout.pp > 1:
+    if engine_rank.layout.pp > 1:
         raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
     pages_by_group: dict[tuple[int, int | None], list[CachePages]] = {}
-    for cache_pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
+    for cache_pages in _pages_of_model(engine_rank, has_fp4_indexer and page_layout == "groups"):
         pages_by_group.setdefault((cache_pages.block_tokens, cache_pages.window), []).append(cache_pages)
     entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
     if not entry_pages:
@@ -64,29 +64,34 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     page_tuples_per_group = _page_tuples_per_group(page_tuple_counts, page_tuple_counts[0])
     layer_groups, pages_per_block = [LayerGroup(1, None, block_tokens=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
-        if layout != "groups":  # pages have the bytes of the next larger page of entries
+        if page_layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
-                pages._replace(bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= pages.bytes))
-                for pages in group_pages
+                cache_pages._replace(
+                    bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.bytes)
+                )
+                for cache_pages in group_pages
             ]
         page_tuple_count = -(-_page_tuple_count(group_pages) // page_tuples_per_group)
         layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens))
         pages_per_block.append(
-            {page_bytes: -(-layers // page_tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
+            {
+                page_bytes: -(-layer_count // page_tuple_count)
+                for page_bytes, layer_count in _layers_by_size(group_pages).items()
+            }
         )
-    return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(layer_groups))
+    return BlockPool(_block_bytes(pages_per_block, page_sizes, page_layout), ENTRY_BLOCK, tuple(layer_groups))
 
 
-def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:
+def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:
     """Yields the pages of every cache. Layers that draft tokens keep the keys of a window only.
 
     has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
         float32 for 128.
     """
-    for mixer, layers in compressed_layers(rank):
+    for mixer, layer_count in compressed_layers(engine_rank):
         key_bytes = compressed_key_bytes(mixer)
         yield CachePages(
-            layers, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window
+            layer_count, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window
         )
         tokens_per_entry = mixer.compress_rate
         if tokens_per_entry is None:
@@ -104,17 +109,19 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePa
         windows_per_state = 1 + mixer.overlap
         for index_head_dim, bytes_of_entry in entry_bytes.items():
             state_bytes = 2 * windows_per_state * index_head_dim * FLOAT32_BYTES  # values and scores of each token
-            yield CachePages(layers, _align_page(ENTRY_BLOCK // tokens_per_entry * bytes_of_entry), ENTRY_BLOCK, None)
             yield CachePages(
-                layers,
+                layer_count, _align_page(ENTRY_BLOCK // tokens_per_entry * bytes_of_entry), ENTRY_BLOCK, None
+            )
+            yield CachePages(
+                layer_count,
                 _align_page(STATE_BLOCKS[tokens_per_entry] * state_bytes),
                 STATE_BLOCKS[tokens_per_entry],
                 windows_per_state * tokens_per_entry,
             )
-    if rank.draft_layer_count:
-        first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
+    if engine_rank.draft_layer_count:
+        first_mixer = next(mixer for mixer, _ in compressed_layers(engine_rank))
         yield CachePages(
-            rank.draft_layer_count,
+            engine_rank.draft_layer_count,
             _align_page(WINDOW_BLOCK_TOKENS * compressed_key_bytes(first_mixer)),
             WINDOW_BLOCK_TOKENS,
             first_mixer.sliding_window,
@@ -152,11 +159,11 @@ def _page_tuples_per_group(page_tuple_counts: list[int], least_page_tuples: int)
     )
 
 
-def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], layout: PageLayout) -> int:
+def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], page_layout: PageLayout) -> int:
     """Returns the bytes of a block. pages_per_block: for each group, bytes of a page → number of pages in a block."""
-    if layout == "tuples":
+    if page_layout == "tuples":
         return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
-    if layout == "page sizes":
+    if page_layout == "page sizes":
         return sum(
             page_size * max(pages_by_size.get(page_size, 0) for pages_by_size in pages_per_block)
             for page_size in page_sizes

@@ -55,7 +55,7 @@ class CUDAGraphs(NamedTuple):
         return (self.piecewise_graphs + self.full_graphs) * self.graph_variants
 
     def estimated_bytes(
-        self, graph_estimate: GraphEstimate, rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
+        self, graph_estimate: GraphEstimate, engine_rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
     ) -> int:
         """Returns the memory that vLLM estimates for the graphs of a rank.
 
@@ -63,8 +63,8 @@ class CUDAGraphs(NamedTuple):
         """
         if not self.graph_count:
             return 0
-        complex_layer_count = layers_with_many_kernels(rank)
-        simple_layer_count = rank.number_of_layers - complex_layer_count
+        complex_layer_count = layers_with_many_kernels(engine_rank)
+        simple_layer_count = engine_rank.number_of_layers - complex_layer_count
         graph_mib = (
             graph_estimate.mib_per_layer * simple_layer_count
             + graph_estimate.mib_per_complex_layer * complex_layer_count
@@ -77,7 +77,7 @@ class CUDAGraphs(NamedTuple):
             + later_graph_count * max(1, graph_mib) * graphs_ratio * MIB
         )
 
-    def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
+    def split_buffer_bytes(self, engine_rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
         """Returns the bytes of FlashAttention 3's float32 partial sums, which stay allocated for full graphs.
 
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
@@ -86,11 +86,11 @@ class CUDAGraphs(NamedTuple):
         if not splits_sequences or not 0 < self.largest_batch <= LARGEST_SPLIT_BATCH:
             return 0
         query_widths = [
-            mixer.num_attention_heads * (mixer.head_dim or rank.hidden_size // mixer.num_attention_heads)
-            for mixer, _ in mixers(rank.preset.model)
+            mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
+            for mixer, _ in mixers(engine_rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= WIDEST_HEAD
         ]
-        return SPLITS * self.largest_batch * max(query_widths, default=0) // rank.layout.tp * 4
+        return SPLITS * self.largest_batch * max(query_widths, default=0) // engine_rank.layout.tp * 4
 
 
 def cuda_graphs(
@@ -130,9 +130,9 @@ def graph_mode_of(compilation_config: Mapping[str, Any]) -> str:
     return str(compilation_config.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
 
 
-def layers_with_many_kernels(rank: EngineRank) -> int:
+def layers_with_many_kernels(engine_rank: EngineRank) -> int:
     """Returns the number of a rank's layers with more kernels than a dense layer: experts, an indexer or states."""
-    _, _, experts = rank.widest_networks
-    if experts is not None or rank.has_latent_selection:
-        return rank.number_of_layers
-    return max((state_cache.layers for state_cache in rank.state_caches), default=0)
+    _, _, rank_experts = engine_rank.widest_networks
+    if rank_experts is not None or engine_rank.has_latent_selection:
+        return engine_rank.number_of_layers
+    return max((state_cache.layers for state_cache in engine_rank.state_caches), default=0)

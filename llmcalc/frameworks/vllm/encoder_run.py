@@ -139,10 +139,10 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
     The configs of 12B, 26B-A4B and 31B state it (`use_bidirectional_attention`: vision). Those of E2B and E4B, which
     have an embedding of every layer, do not.
     """
-    token_budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
+    image_rules = [getattr(tower, "image", None) for tower in spec.towers.values()]
     if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
         return 0
-    return max((budget.max_tokens for budget in token_budgets if isinstance(budget, TokenBudget)), default=0)
+    return max((image_rule.max_tokens for image_rule in image_rules if isinstance(image_rule, TokenBudget)), default=0)
 
 
 def encoder_run(
@@ -229,9 +229,9 @@ def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     attention_vector_count = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
-    reduced_output = hidden_size if rank_count > 1 else 0
+    reduced_elements = hidden_size if rank_count > 1 else 0
     attention_elements = (
-        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_output
+        2 * hidden_size + attention_vector_count * query_width // rank_count + hidden_size + reduced_elements
     )
     network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // rank_count
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
@@ -272,7 +272,9 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
             raise InputError(
                 f"--mm-processor-kwargs: {limit_name}: {short_repr(pixel_limit)}; expected a number of pixels"
             )
-    changed_limits = {name: limit for name, limit in pixel_limits.items() if limit is not None}
+    changed_limits = {
+        limit_name: pixel_limit for limit_name, pixel_limit in pixel_limits.items() if pixel_limit is not None
+    }
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_resizing.min_pixels, most_pixels)
     return image_resizing.model_copy(update=changed_limits)

@@ -73,14 +73,14 @@ BLOCK = 128
 
 def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
-    field_name = next((field for field in BACKEND_FIELDS if field in flags), BACKEND_FIELDS[0])
+    field_name = next((backend_field for backend_field in BACKEND_FIELDS if backend_field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name
 
 
 def backend_flags(
-    spec: ModelSpec, flags: Mapping[str, Any], library: str, step_tokens: int, version: tuple[int, ...]
+    spec: ModelSpec, flags: Mapping[str, Any], exchange_library: str, step_tokens: int, version_numbers: tuple[int, ...]
 ) -> dict[str, Any]:
     """Returns the flags with which expert ranks exchange tokens by a library; none if a flag already names one.
 
@@ -89,16 +89,21 @@ def backend_flags(
     """
     if not flags.keys().isdisjoint(BACKEND_FIELDS):
         return {}
-    library_flags: dict[str, Any] = {BACKEND_FIELDS[version < BACKEND_FLAG_FROM]: library}
+    library_flags: dict[str, Any] = {BACKEND_FIELDS[version_numbers < BACKEND_FLAG_FROM]: exchange_library}
     most_tokens = most_low_latency_tokens(int(spec.hidden_size), routed_experts(spec) + redundant_experts(flags))
-    sends_whole_steps = library == "deepep_low_latency" and version >= SENDS_WHOLE_STEPS_FROM
+    sends_whole_steps = exchange_library == "deepep_low_latency" and version_numbers >= SENDS_WHOLE_STEPS_FROM
     if sends_whole_steps and step_tokens > most_tokens and "max_num_batched_tokens" not in flags:
         library_flags["max_num_batched_tokens"] = most_tokens
     return library_flags
 
 
 def exchange_buffer_bytes(
-    spec: ModelSpec, flags: Mapping[str, Any], dp: int, rank_count: int, step_tokens: int, version: tuple[int, ...]
+    spec: ModelSpec,
+    flags: Mapping[str, Any],
+    dp: int,
+    rank_count: int,
+    step_tokens: int,
+    version_numbers: tuple[int, ...],
 ) -> int:
     """Returns the bytes of a rank's exchange buffers; 0 if no library sends tokens.
 
@@ -120,7 +125,7 @@ def exchange_buffer_bytes(
     if backend == "deepep_high_throughput":
         return buffer_bytes * (2 if rank_count > RANKS_OF_NODE else 1)
     hidden_size, dispatched_tokens, flag_name = int(spec.hidden_size), step_tokens, "--max-num-batched-tokens"
-    if version < SENDS_WHOLE_STEPS_FROM:
+    if version_numbers < SENDS_WHOLE_STEPS_FROM:
         dispatched_tokens, flag_name = int(flags.get(CHUNK_VARIABLE, DEFAULT_DISPATCHED_TOKENS)), CHUNK_VARIABLE
     heap_bytes = low_latency_bytes(dispatched_tokens, hidden_size, expert_count)
     if heap_bytes > LARGEST_HEAP:
@@ -138,18 +143,18 @@ DEFAULT_WINDOW = 1000
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:
     """Returns the copies of experts in a layer, over all ranks; 0 without `--enable-eplb`."""
-    return _stated_copies(flags) if flags.get("enable_eplb") else 0
+    return _stated_expert_copies(flags) if flags.get("enable_eplb") else 0
 
 
-def _stated_copies(flags: Mapping[str, Any]) -> int:
+def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
     """Returns the copies of experts that the flags state, whether they are balanced or not."""
     return int(flags.get("num_redundant_experts", flags.get("eplb_config", {}).get("num_redundant_experts", 0)))
 
 
-def _copies_option(flags: Mapping[str, Any]) -> str:
+def _expert_copies_option(flags: Mapping[str, Any]) -> str:
     """Returns the option that states the copies of experts, as the user typed it."""
-    is_flag = "num_redundant_experts" in flags
-    return "--num-redundant-experts" if is_flag else "--eplb-config num_redundant_experts"
+    is_typed_flag = "num_redundant_experts" in flags
+    return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
 
 def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
@@ -163,10 +168,10 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
             "--enable-expert-parallel: the model has no experts, and vLLM does not start with it; remove the flag"
         )
     if not flags.get("enable_eplb"):
-        if _stated_copies(flags):
+        if _stated_expert_copies(flags):
             raise InputError(
-                f"{_copies_option(flags)} {_stated_copies(flags)}: vLLM does not start with it unless it balances "
-                "experts; expected --enable-eplb too, or no copies"
+                f"{_expert_copies_option(flags)} {_stated_expert_copies(flags)}: vLLM does not start with it "
+                "unless it balances experts; expected --enable-eplb too, or no copies"
             )
         return
     if not flags.get("enable_expert_parallel"):
@@ -178,7 +183,7 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
         )
 
 
-def balancing_bytes(rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
+def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
     """Returns the bytes that balancing the experts' loads adds to a rank's weights (`--enable-eplb`).
 
     They are copies of experts, a buffer as large as a layer's experts, and the loads of the last steps in 32 bits
@@ -187,12 +192,12 @@ def balancing_bytes(rank: EngineRank, flags: Mapping[str, Any], rank_count: int)
     if not flags.get("enable_eplb"):
         return 0
     copy_count, eplb_config = redundant_experts(flags), flags.get("eplb_config", {})
-    copy_bytes = redundant_expert_bytes(rank, copy_count, rank_count, _copies_option(flags))
-    rank_experts = rank.widest_networks[2]
+    copy_bytes = redundant_expert_bytes(engine_rank, copy_count, rank_count, _expert_copies_option(flags))
+    rank_experts = engine_rank.widest_networks[2]
     if rank_experts is None:
         return 0
-    layer_bytes = (rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layers
-    expert_count = routed_experts(rank.preset.model) + copy_count
+    layer_bytes = (engine_rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layers
+    expert_count = routed_experts(engine_rank.preset.model) + copy_count
     return (
         copy_bytes
         + layer_bytes
@@ -200,19 +205,19 @@ def balancing_bytes(rank: EngineRank, flags: Mapping[str, Any], rank_count: int)
     )
 
 
-def low_latency_bytes(tokens: int, hidden_size: int, experts: int) -> int:
+def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
     """Returns the bytes of DeepEP's low-latency buffers: two to send and two to receive, and their signals.
 
-    tokens: most tokens of a rank that are sent at once. experts: of a layer, on all ranks.
+    tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """
     sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // BLOCK))
     returned_token_bytes = 4 * (hidden_size // BLOCK) + 2 * hidden_size
-    sent_bytes = max(tokens * sent_token_bytes, experts * tokens * returned_token_bytes)
-    received_bytes = experts * tokens * max(sent_token_bytes, returned_token_bytes)
-    signal_bytes = -(-4 * experts // BLOCK) * BLOCK
+    sent_bytes = max(tokens * sent_token_bytes, expert_count * tokens * returned_token_bytes)
+    received_bytes = expert_count * tokens * max(sent_token_bytes, returned_token_bytes)
+    signal_bytes = -(-4 * expert_count // BLOCK) * BLOCK
     return 2 * (sent_bytes + received_bytes + signal_bytes)
 
 
-def most_low_latency_tokens(hidden_size: int, experts: int) -> int:
+def most_low_latency_tokens(hidden_size: int, expert_count: int) -> int:
     """Returns the most tokens of a rank that DeepEP's low-latency buffers hold at once."""
-    return LARGEST_HEAP // low_latency_bytes(1, hidden_size, experts)
+    return LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)

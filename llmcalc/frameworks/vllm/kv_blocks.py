@@ -66,7 +66,10 @@ class BlockPool:
     @property
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
-        return any(group.state_blocks is not None and group.state_blocks.mode == "align" for group in self.groups)
+        return any(
+            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "align"
+            for layer_group in self.groups
+        )
 
     def blocks(self, available_bytes: int) -> int:
         """Returns the number of blocks that fit into `available_bytes` bytes."""
@@ -97,16 +100,16 @@ class BlockPool:
             layer_group.state_blocks is not None and layer_group.state_blocks.mode == "current"
             for layer_group in self.groups
         )
-        smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
-        return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block
+        smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
+        return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
-        smallest_block = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
+        smallest_block_tokens = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
-        block_multiples = range(smallest_block, max_tokens + 1, smallest_block)
-        return smallest_block * bisect_right(
+        block_multiples = range(smallest_block_tokens, max_tokens + 1, smallest_block_tokens)
+        return smallest_block_tokens * bisect_right(
             block_multiples,
             block_count,
             key=lambda request_tokens: self.blocks_of_request(request_tokens, tokens_in_flight),
@@ -114,7 +117,7 @@ class BlockPool:
 
 
 def block_pool(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     element_bytes: Fraction,
     block_size: int,
     version_rules: VLLMRules,
@@ -134,23 +137,29 @@ def block_pool(
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    layer_caches, recurrent_states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
+    layer_caches, recurrent_states = (
+        [*engine_rank.token_caches, *draft_caches],
+        stored_states(engine_rank, state_blocks),
+    )
     if not layer_caches:
-        raise rank.no_cache_error("vllm")
+        raise engine_rank.no_cache_error("vllm")
     if recurrent_states and not version_rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not version_rules.grouped_layers or has_full_windows:
         layer_caches = [cache._replace(window=None) for cache in layer_caches]
     if all(cache.window is None for cache in layer_caches) and not recurrent_states:
         token_bytes = math.ceil(
-            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in layer_caches)
+            sum(
+                cache.layers * engine_rank.token_bytes(cache, element_bytes, has_scaled_latents)
+                for cache in layer_caches
+            )
         )
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (LayerGroup(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if draft_caches:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    pooled_key_bytes = _pooled_key_bytes(rank)
+    pooled_key_bytes = _pooled_key_bytes(engine_rank)
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
     attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
@@ -160,13 +169,13 @@ def block_pool(
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
 
 
-def _pooled_key_bytes(rank: EngineRank) -> Fraction:
+def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
     """Returns the bytes per token of an indexer's keys over token pools, beside latents; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
     """
-    indexers = [mixer.indexer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, MLA)]
+    indexers = [mixer.indexer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
     return next(
         (
             Fraction(float8_bytes(indexer.index_head_dim), indexer.index_kpool)

@@ -27,11 +27,11 @@ ANY_DRAFT_FROM = (0, 30)
 
 
 def second_runner(
-    vllm_record: VLLMRecord, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+    vllm_record: VLLMRecord, version_numbers: Numbers, engine_rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondModelRunner | None:
     """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
 
-    rank: the model of a rank. flags: values of vLLM's flags by their fields.
+    engine_rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
     version_ranges = ranges_at(vllm_record.second_runner, version_numbers)
@@ -46,11 +46,11 @@ def second_runner(
     runner_rules = version_ranges[-1]
     if chosen_runner is not None:
         return runner_rules if chosen_runner else None
-    return runner_rules if _is_second_runner_default(runner_rules, version_numbers, rank, flags) else None
+    return runner_rules if _is_second_runner_default(runner_rules, version_numbers, engine_rank, flags) else None
 
 
 def _is_second_runner_default(
-    runner_rules: SecondModelRunner, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+    runner_rules: SecondModelRunner, version_numbers: Numbers, engine_rank: EngineRank, flags: Mapping[str, Any]
 ) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
     if runner_rules.models == "all":
@@ -66,11 +66,13 @@ def _is_second_runner_default(
         drafting_method and drafting_method not in RUNNER_DRAFTS and version_numbers < ANY_DRAFT_FROM
     ):
         return False
-    is_dense = rank.widest_networks[2] is None
-    is_listed_architecture = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
+    is_dense = engine_rank.widest_networks[2] is None
+    is_listed_architecture = not {*architectures(engine_rank.preset)}.isdisjoint(runner_rules.architectures)
     if runner_rules.models == "named, and dense ones":
-        return is_listed_architecture or (is_dense and not rank.state_caches)
-    is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
+        return is_listed_architecture or (is_dense and not engine_rank.state_caches)
+    is_quantized = (
+        engine_rank.quantize is not None or engine_rank.scheme is not None or engine_rank.preset.stored_as is not None
+    )
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
@@ -87,6 +89,6 @@ def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondModelRunner)
     )
 
 
-def penalty_bytes(sequences: int, vocab_size: int) -> int:
+def penalty_bytes(sequence_count: int, vocab_size: int) -> int:
     """Returns the bytes of token counts for sampling penalties: 4 bytes and a bit per sequence and vocabulary entry."""
-    return sequences * 4 * (vocab_size + -(-vocab_size // 32))
+    return sequence_count * 4 * (vocab_size + -(-vocab_size // 32))

@@ -69,31 +69,31 @@ class ProfileRun(NamedTuple):
             return 0
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
-    def layer_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
+    def layer_bytes(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
-        intermediate_size, is_gated, experts = rank.widest_networks
-        hidden_size, tokens = rank.hidden_size, self.tokens
-        if experts is None:
-            hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
-            embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
+        intermediate_size, is_gated, rank_experts = engine_rank.widest_networks
+        hidden_size, tokens = engine_rank.hidden_size, self.tokens
+        if rank_experts is None:
+            hidden_vector_count = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
+            embedding_bytes = layer_embedding_bytes(engine_rank, tokens, self.element_bytes)
             return (
-                int(tokens * 2 * (hidden_vectors * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
-        top_k, expert_width, expert_hidden_size = experts.top_k, experts.width, experts.input_width
+        top_k, expert_width, expert_hidden_size = rank_experts.top_k, rank_experts.width, rank_experts.input_width
         return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
             max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )
 
-    def hidden_bytes(self, rank: EngineRank) -> int:
+    def hidden_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
-        hidden_size = rank.hidden_size
+        hidden_size = engine_rank.hidden_size
         sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
         return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
 
-    def sampler_bytes(self, rank: EngineRank, engine_rules: VLLMRules) -> int:
+    def sampler_bytes(self, engine_rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
-        logits_bytes = self.sequences * rank.vocab_size * 4
+        logits_bytes = self.sequences * engine_rank.vocab_size * 4
         logits_copy_count = engine_rules.logits_copies
         if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
             logits_copy_count = 1.5
@@ -101,27 +101,29 @@ class ProfileRun(NamedTuple):
             logits_copy_count += 0.5  # the logits themselves are float32 already
         return (
             int(logits_copy_count * logits_bytes)
-            + engine_rules.sampler_rows_per_unit * self.compute_units * rank.vocab_size * 4
+            + engine_rules.sampler_rows_per_unit * self.compute_units * engine_rank.vocab_size * 4
         )
 
-    def peak_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
+    def peak_bytes(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
         text_model_bytes = (
-            max(self.layer_bytes(rank, version_rules), self.bytes_after_layers(rank, version_rules))
+            max(self.layer_bytes(engine_rank, version_rules), self.bytes_after_layers(engine_rank, version_rules))
             + self.bytes_of_encoded_images
         )
         pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.attention_workspace
         return max(pass_bytes, self.compilation_bytes)
 
-    def bytes_after_layers(self, rank: EngineRank, version_rules: VLLMRules) -> int:
+    def bytes_after_layers(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
-        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.is_last_stage else 0)
+        return self.hidden_bytes(engine_rank) + (
+            self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
+        )
 
-    def origin(self, rank: EngineRank, version_rules: VLLMRules) -> str:
+    def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""
-        layer_bytes = self.layer_bytes(rank, version_rules)
-        bytes_after_layers = self.bytes_after_layers(rank, version_rules)
-        if self.peak_bytes(rank, version_rules) == self.compilation_bytes:
+        layer_bytes = self.layer_bytes(engine_rank, version_rules)
+        bytes_after_layers = self.bytes_after_layers(engine_rank, version_rules)
+        if self.peak_bytes(engine_rank, version_rules) == self.compilation_bytes:
             return "compiling, with a second embedding table"
         if (
             self.encoder is not None
@@ -130,4 +132,4 @@ class ProfileRun(NamedTuple):
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of {self.encoder.medium}"
         if not self.is_last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
-        return f"{self.sequences:,} users x {rank.vocab_size:,} logits"
+        return f"{self.sequences:,} users x {engine_rank.vocab_size:,} logits"

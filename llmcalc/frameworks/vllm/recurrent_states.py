@@ -63,7 +63,7 @@ CURRENT_STATE = StateBlocks()
 
 
 def state_blocks(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     version_rules: StateRules,
     hardware: Hardware,
     flags: Mapping[str, Any],
@@ -77,12 +77,14 @@ def state_blocks(
     block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
     activation.
     """
-    format_ratios = _format_ratios(rank, version_rules, flags, element_bytes)
-    return _state_blocks(rank, version_rules, hardware, flags, draft_tokens, block_size)._replace(factors=format_ratios)
+    format_ratios = _format_ratios(engine_rank, version_rules, flags, element_bytes)
+    return _state_blocks(engine_rank, version_rules, hardware, flags, draft_tokens, block_size)._replace(
+        factors=format_ratios
+    )
 
 
 def _format_ratios(
-    rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
+    engine_rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
     """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
 
@@ -90,10 +92,10 @@ def _format_ratios(
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
-    mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
-    conv_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
+    mixer_modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
+    conv_bytes = _element_bytes_of_flag(flags, "mamba_cache_dtype") or element_bytes
     byte_ratios = {"conv_state": Fraction(conv_bytes, 2)}
-    chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    chosen_element_bytes = _element_bytes_of_flag(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
         if chosen_element_bytes not in (None, 4) and not version_rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
@@ -101,29 +103,29 @@ def _format_ratios(
     if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
         return byte_ratios | {
             "recurrent_state": Fraction(
-                chosen_element_bytes or _state_element_bytes(rank, version_rules) or conv_bytes, 4
+                chosen_element_bytes or _state_element_bytes(engine_rank, version_rules) or conv_bytes, 4
             )
         }
     return byte_ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else byte_ratios
 
 
-def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
+def _element_bytes_of_flag(flags: Mapping[str, Any], flag_field: str) -> int | None:
     """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
     dtype_name = str(flags.get(flag_field, "auto"))
     return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8
 
 
-def _state_element_bytes(rank: EngineRank, version_rules: StateRules) -> int | None:
+def _state_element_bytes(engine_rank: EngineRank, version_rules: StateRules) -> int | None:
     """Returns the bytes of a state element, from the config or the version's rule for the model class."""
     if not version_rules.reads_config_dtype:
         return None
-    if rank.preset.state_dtype is not None:
-        return DTYPE_BITS[rank.preset.state_dtype] // 8
-    return None if {*architectures(rank.preset)}.isdisjoint(version_rules.float32_architectures) else 4
+    if engine_rank.preset.state_dtype is not None:
+        return DTYPE_BITS[engine_rank.preset.state_dtype] // 8
+    return None if {*architectures(engine_rank.preset)}.isdisjoint(version_rules.float32_architectures) else 4
 
 
 def _state_blocks(
-    rank: EngineRank,
+    engine_rank: EngineRank,
     engine_rules: StateRules,
     hardware: Hardware,
     flags: Mapping[str, Any],
@@ -131,14 +133,14 @@ def _state_blocks(
     block_size: int,
 ) -> StateBlocks:
     """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
-    mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
+    mixer_modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
     mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
     if flags.get("enable_prefix_caching", engine_rules.caches_prefixes):
         storage_mode = _state_storage_mode(
             engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    state_alignment = engine_rules.latent_alignment if rank.up_projection_size else ALIGNMENT
+    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else ALIGNMENT
     if "block_size" in flags and engine_rules.aligns_to_block_size:
         state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":
@@ -146,13 +148,15 @@ def _state_blocks(
         state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
         return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
-    if _exports_delta_nets(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
+    if _exports_delta_net_states(engine_rules, hardware) and any(
+        isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules
+    ):
         return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
     return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)
 
 
-def _exports_delta_nets(version_rules: StateRules, hardware: Hardware) -> bool:
+def _exports_delta_net_states(version_rules: StateRules, hardware: Hardware) -> bool:
     """Whether FlashInfer runs the prompts of Gated DeltaNet, and can export states from inside a prompt."""
     first_version = version_rules.checkpoints_of_delta_nets
     return (
@@ -171,10 +175,12 @@ def _state_storage_mode(engine_rules: StateRules, has_mamba: bool, state_mode: s
     return "all"
 
 
-def stored_states(rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
+def stored_states(engine_rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
     """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    has_no_draft_states = any(isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(rank.preset.model))
-    return rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.factors)
+    has_no_draft_states = any(
+        isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(engine_rank.preset.model)
+    )
+    return engine_rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.factors)

@@ -105,7 +105,7 @@ class VLLMSettings(EngineServer):
     def __post_init__(self) -> None:
         """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""
         if has_score_class(self.flags) or any(
-            self.flags.get(name) in POOLING_WORDS for name in ("runner", "task", "convert")
+            self.flags.get(flag_name) in POOLING_WORDS for flag_name in ("runner", "task", "convert")
         ):
             # model_executor/models/adapters.py, `_create_pooling_model_cls`: such a class has no lm_head
             headless_model = self.preset.model.model_copy(update={"head": NoHead()})
@@ -166,8 +166,8 @@ class VLLMSettings(EngineServer):
     @property
     def falls_back_to_float32(self) -> bool:
         """Whether the default number format is float32: the accelerator has no bfloat16, the class refuses float16."""
-        is_default = self.flags.get("dtype", "auto") == "auto"
-        return is_default and not self.hardware.multiplies_bfloat16 and self.refuses_float16
+        is_default_dtype = self.flags.get("dtype", "auto") == "auto"
+        return is_default_dtype and not self.hardware.multiplies_bfloat16 and self.refuses_float16
 
     @property
     def dtype(self) -> str | None:
@@ -178,8 +178,8 @@ class VLLMSettings(EngineServer):
 
         Only ranks that would hold copies of the same heads may divide tokens (vllm/config/model.py).
         """
-        ranks = self.context_ranks
-        if ranks == 1:
+        rank_count = self.context_ranks
+        if rank_count == 1:
             return
         key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
@@ -188,10 +188,10 @@ class VLLMSettings(EngineServer):
             raise InputError(
                 f"--decode-context-parallel-size: is modelled for this model from vLLM {first_version_text} on"
             )
-        if self.tp % ranks or key_head_count * ranks > self.tp:
+        if self.tp % rank_count or key_head_count * rank_count > self.tp:
             raise InputError(
-                f"--decode-context-parallel-size {ranks}: expected a divisor of --tensor-parallel-size {self.tp} of at "
-                f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
+                f"--decode-context-parallel-size {rank_count}: expected a divisor of --tensor-parallel-size {self.tp} "
+                f"of at most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
                 f"head{'s' * (key_head_count > 1)} of keys"
             )
         if self.speculation.drafted_tokens:
@@ -305,8 +305,8 @@ class VLLMSettings(EngineServer):
     @property
     def version_of_rules(self) -> tuple[int, ...]:
         """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
-        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
-        return LAST_V0_VERSION if is_first_engine else self.version_numbers
+        uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
+        return LAST_V0_VERSION if uses_v0_engine else self.version_numbers
 
     @cached_property
     def second_runner(self) -> SecondModelRunner | None:
@@ -417,9 +417,11 @@ class VLLMSettings(EngineServer):
     @cached_property
     def whole_videos(self) -> VideosAsImages | None:
         """The rules of videos if a whole video must fit in one batch; None if it need not."""
-        rules = self.engine_record.videos_as_images(self.version_of_rules)
-        must_be_whole = rules is not None and rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
-        return rules if must_be_whole else None
+        video_rules = self.engine_record.videos_as_images(self.version_of_rules)
+        must_be_whole = (
+            video_rules is not None and video_rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+        )
+        return video_rules if must_be_whole else None
 
     @property
     def largest_input_tokens(self) -> int:
@@ -439,8 +441,10 @@ class VLLMSettings(EngineServer):
         uses_ngrams = (
             self.speculation.drafted_tokens and not self.speculation.with_mtp and self.speculation.draft is None
         )
-        is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
-        batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        has_async_scheduling = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
+        batch_count = (
+            self.pp + 1 if has_async_scheduling and (self.second_runner is not None or self.pp == 1) else self.pp
+        )
         return batch_count * self.max_num_batched_tokens
 
     @property

@@ -20,13 +20,13 @@ PROMPTS_AT_ONCE = 4
 INT32_BYTES, BFLOAT16_BYTES = 4, 2
 
 
-def sparse_workspace(rank: EngineRank, max_model_len: int, max_num_batched_tokens: int) -> int:
+def sparse_workspace(engine_rank: EngineRank, max_model_len: int, max_num_batched_tokens: int) -> int:
     """Returns the bytes of the workspace; 0 for a model without sparse attention.
 
     max_model_len: tokens of the longest sequence. max_num_batched_tokens: those of a batch.
     """
     reserved_bytes = [0]
-    for mixer, _ in mixers(rank.preset.model):
+    for mixer, _ in mixers(engine_rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
             reserved_bytes.append(INDEXED_SEQUENCES * max_model_len * float8_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):

@@ -60,9 +60,9 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         raise InputError(
             f"{FLAG}: num_speculative_tokens: {short_repr(draft_tokens)}; expected a whole number up to 1,000"
         )
-    drafting_method, model = speculative_config.get("method"), speculative_config.get("model")
+    drafting_method, model_table = speculative_config.get("method"), speculative_config.get("model")
     if drafting_method is None:
-        drafting_method = "ngram" if model == "[ngram]" else "draft_model" if model else None
+        drafting_method = "ngram" if model_table == "[ngram]" else "draft_model" if model_table else None
     if drafting_method is None:
         raise InputError(
             f"{FLAG}: states neither a method nor a model; expected one beside num_speculative_tokens, such as "
@@ -70,20 +70,20 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         )
     if drafting_method in METHODS_WITHOUT_WEIGHTS:
         return Speculation(draft_tokens)
-    if str(drafting_method).endswith("mtp") and model is None:
+    if str(drafting_method).endswith("mtp") and model_table is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: method {short_repr(drafting_method)}: llmcalc counts no modules of multi-token prediction of "
                 "this model; expected ngram, or a draft model"
             )
         return Speculation(draft_tokens, with_mtp=True)
-    if drafting_method in STATE_METHODS and model is None:
+    if drafting_method in STATE_METHODS and model_table is None:
         raise InputError(
             f"{FLAG}: method {drafting_method}: a draft within the target's checkpoint is not modelled; "
             'expected "model" too, {"method": "mtp"} or the run without the flag'
         )
-    if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
-        model_text = "" if model is None else f" with {short_repr(model)}"
+    if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model_table, str | Preset):
+        model_text = "" if model_table is None else f" with {short_repr(model_table)}"
         raise InputError(
             f"{FLAG}: method {short_repr(drafting_method)}{model_text} is not modelled; expected mtp without a model, "
             f"draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
@@ -91,7 +91,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
-    draft_model = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
+    draft_model = read_draft(model_table, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     needs_same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
     _check_draft(preset, draft_model, str(drafting_method), needs_same_vocabulary)
     return Speculation(draft_tokens, draft=draft_model)
@@ -106,11 +106,13 @@ def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: 
     }
 
 
-def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str, same_vocabulary: bool) -> None:
+def _check_draft(
+    target_model: Preset, draft_model: Preset, drafting_method: str, requires_same_vocabulary: bool
+) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method.
 
-    same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check requires of a
-    draft model (`verify_equal_vocab_size_if_draft_model`).
+    requires_same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check
+        requires of a draft model (`verify_equal_vocab_size_if_draft_model`).
 
     A draft of DFlash 2 has the method dflash too, as a start-up of 0.29 shows.
     """
@@ -129,5 +131,9 @@ def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str
             "expected draft_model for a model of its own"
         )
     check_draft(
-        target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary
+        target_model.model,
+        draft_model.model,
+        target_model.name,
+        f"{FLAG}: {draft_model.name}",
+        requires_same_vocabulary,
     )

@@ -248,7 +248,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise None."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
-        return next((frames for frames in version_ranges if frames.patch_size == patch_size), None)
+        return next((video_frames for video_frames in version_ranges if video_frames.patch_size == patch_size), None)
 
     def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
@@ -281,7 +281,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         )
 
     def overhead_outside_torch(
-        self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int
+        self, version_numbers: Numbers, hardware: Hardware, device_count: int, stage_count: int
     ) -> MemoryOutsideTorch:
         """Returns the newest measurement of memory outside torch on at most this many devices and stages.
 
@@ -290,9 +290,9 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         matching_overheads = [
             measured_overhead
             for measured_overhead in ranges_at(self.non_torch, version_numbers)
-            if measured_overhead.devices <= devices
+            if measured_overhead.devices <= device_count
             and measured_overhead.stages <= stage_count
-            and (measured_overhead.stages == 1 or devices == 1)
+            and (measured_overhead.stages == 1 or device_count == 1)
             and has_link(hardware, measured_overhead.link)
             and hardware.name in (measured_overhead.only_on or (hardware.name,))
         ]
@@ -307,9 +307,9 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             ),
         )
 
-    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredCudaContext:
+    def cuda_context(self, hardware: Hardware, device_count: int) -> MeasuredCudaContext:
         """Returns the device memory in use before the engine measures, from logs."""
-        return measured_context(self.context, hardware, devices)
+        return measured_context(self.context, hardware, device_count)
 
 
 @cache

@@ -75,21 +75,19 @@ def with_fitting_bars(tables: Sequence[Table], line_width: int) -> list[Table]:
 
 def _bar_length(table: Table, line_width: int) -> int:
     """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
-    bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
-    if not bar_parts:
+    bar_fractions = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
+    if not bar_fractions:
         return 0
     bar_width = (
         line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= bar_width), 0)
+    return next((bar_length for bar_length in LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
         return row._replace(
-            cells=[
-                column._replace(length=bar_length) if isinstance(column, TextBar) else column for column in row.cells
-            ]
+            cells=[cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
         )
 
     return table._replace(rows=[row_with_bars(row) for row in table.rows])
@@ -113,17 +111,17 @@ def _table_lines(table: Table, line_width: int) -> Iterator[str]:
 def line_count(table: Table, line_width: int) -> int:
     """Returns the number of lines of a table without its notes. Rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
-    heading_count = len(list(_table_lines(table._replace(rows=()), line_width)))
+    heading_line_count = len(list(_table_lines(table._replace(rows=()), line_width)))
     if not table.rows:
-        return heading_count
+        return heading_line_count
     cell_texts = _cell_texts(table)
     fixed_width = sum(
         column_width + len(GAP)
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
         if not cell_column.may_wrap
     ) + len(INDENT)
-    wrapped_count = max(1, sum(column.may_wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - fixed_width) // wrapped_count - len(GAP))
+    wrapped_column_count = max(1, sum(column.may_wrap for column in table.columns))
+    wrapped_width = max(1, (line_width - fixed_width) // wrapped_column_count - len(GAP))
     row_line_count = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.may_wrap else 1
@@ -132,7 +130,7 @@ def line_count(table: Table, line_width: int) -> int:
         or 1
         for row_cells in cell_texts
     )
-    return heading_count + 1 + row_line_count
+    return heading_line_count + 1 + row_line_count
 
 
 def _cell_texts(table: Table) -> list[list[str]]:
@@ -164,8 +162,8 @@ def _grid_lines(table: Table) -> Iterator[str]:
 
 def indented_lines(note_text: str, line_width: int, hanging_indent: str = "") -> Iterator[str]:
     """Yields the lines of a text above or below a table. hanging_indent: indent of all lines after the first."""
-    for current_line in _wrapped_lines(note_text, line_width - len(INDENT), hanging_indent):
-        yield INDENT + current_line
+    for wrapped_line in _wrapped_lines(note_text, line_width - len(INDENT), hanging_indent):
+        yield INDENT + wrapped_line
 
 
 def _wrapped_lines(note_text: str, line_width: int, hanging_indent: str = "") -> Iterator[str]:

@@ -123,12 +123,12 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
             lambda other_row, row=row: other_row.depth > row.depth,  # type: ignore[misc]
             nested_rows[row_index + 1 :],
         )
-        part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
+        child_rows = [child_row for child_row in rows_below if child_row.depth == row.depth + 1]
         full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
-        if part_rows:
+        if child_rows:
             row_cells = [
-                _remainder_after_parts(cell, [part_row.cells[column] for part_row in part_rows])
-                for column, cell in enumerate(row.cells[1:], 1)
+                _remainder_after_parts(cell, [child_row.cells[column_index] for child_row in child_rows])
+                for column_index, cell in enumerate(row.cells[1:], 1)
             ]
             cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
             if min(cell_numbers, default=0) < -1e-9 or not any(
@@ -140,13 +140,13 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     return leaf_rows
 
 
-def _remainder_after_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _remainder_after_parts(cell: Any, child_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
-    cell_numbers = [_raw_value(part_cell) for part_cell in part_cells]
+    child_numbers = [_raw_value(child_cell) for child_cell in child_cells]
     raw_value = _raw_value(cell)
     if not isinstance(raw_value, int | float) or isinstance(raw_value, bool):
         return cell
-    return raw_value - sum(part_value for part_value in cell_numbers if isinstance(part_value, int | float))
+    return raw_value - sum(child_number for child_number in child_numbers if isinstance(child_number, int | float))
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:

@@ -106,14 +106,14 @@ class ProductOperations(ElementwiseOperations):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b without autocast."""
-        outer_axes, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
+        leading_axes, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
-            flat_rows = self.reshape(x, (count(outer_axes), x.shape[-1]))
-            return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*outer_axes, weight.shape[0]))
+            flat_rows = self.reshape(x, (count(leading_axes), x.shape[-1]))
+            return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*leading_axes, weight.shape[0]))
         if self._runs_as_one_product(x, weight):
             output = self.reshape(
-                self.mm(self.reshape(x, (count(outer_axes), x.shape[-1])), transposed_weight),
-                (*outer_axes, weight.shape[0]),
+                self.mm(self.reshape(x, (count(leading_axes), x.shape[-1])), transposed_weight),
+                (*leading_axes, weight.shape[0]),
             )
         else:
             output = self._matmul(x, transposed_weight)

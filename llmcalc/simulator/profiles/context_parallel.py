@@ -265,9 +265,9 @@ class RingKernels:
                 q, _k, _v, is_half_block = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), False
             else:
                 q, _k, _v, is_half_block = first_half_of_rows(aten, query), key, value, True
-            output, logsumexp, *other_outputs = self._flash_forward(q)
+            output, logsumexp, *seed_and_offset = self._flash_forward(q)
             sdpa_merger.merge_round(output, logsumexp, is_half_block)
-        seed, offset = other_outputs
+        seed, offset = seed_and_offset
         return *sdpa_merger.merged_results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:

@@ -133,12 +133,12 @@ class DTensorKernels(EagerKernels):
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.placement_tracker is not None
         for step_name, operation in named_steps(program.root.items):
-            makes_rows = (
+            creates_rows = (
                 not operation.input_values
                 and bool(operation.output_values)
                 and has_tokens(operation.output_values[0].rows)
             )
-            if not operation.output_values or (operation.weight is None and not makes_rows):
+            if not operation.output_values or (operation.weight is None and not creates_rows):
                 continue
             is_divided_by_tokens = not operation.input_values or any(
                 map(self.is_sharded_by_tokens, operation.input_values)
@@ -172,11 +172,11 @@ class DTensorKernels(EagerKernels):
         self.record_message("all_reduce", local_sum.bytes)
         return self.graph.new_tensor(local_sum.shape, local_sum.dtype)
 
-    def record_message(self, collective_kind: CollectiveKind, full_size: Number) -> None:
-        """Records a collective message of this rank. full_size: bytes of the full tensor."""
+    def record_message(self, collective_kind: CollectiveKind, full_bytes: Number) -> None:
+        """Records a collective message of this rank. full_bytes: bytes of the full tensor."""
         module_and_phase = self.graph.meter.place
         collective_message = Collective(
-            module_and_phase.path, collective_kind, "tp", self.ranks, module_and_phase.phase == "backward", full_size
+            module_and_phase.path, collective_kind, "tp", self.ranks, module_and_phase.phase == "backward", full_bytes
         )
         self.messages.append(SentMessage(module_and_phase, collective_message))
 
@@ -213,16 +213,16 @@ class DTensorKernels(EagerKernels):
         sent_chunks = (
             None if follows_product and self.has_overlapped_products else self.graph.new_tensor(x.shape, x.dtype)
         )
-        rank_results = self.graph.results
+        result_store = self.graph.results
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, row_count // self.token_ranks, *row_shape), x.dtype)
 
-        if rank_results is None:
+        if result_store is None:
             local_rows = make_local_rows()
         else:
-            local_rows = rank_results.operation_result("reduce_scatter", make_local_rows)
+            local_rows = result_store.operation_result("reduce_scatter", make_local_rows)
         del sent_chunks
         return local_rows
 
@@ -426,10 +426,10 @@ class DTensorKernels(EagerKernels):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
             return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
 
-        gathered_rows = record(self.graph, "embedding", [weight], output, backward, index)
-        if gathered_rows.node is not None:
-            gathered_rows.node.inputs[0] = (table_shape, weight.dtype)
-        return gathered_rows
+        embeddings = record(self.graph, "embedding", [weight], output, backward, index)
+        if embeddings.node is not None:
+            embeddings.node.inputs[0] = (table_shape, weight.dtype)
+        return embeddings
 
     def _mask_tensor(self, index_tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the mask of indices of other ranks (`_MaskPartial._mask_tensor`).

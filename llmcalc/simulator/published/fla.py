@@ -309,11 +309,11 @@ def chunk_gated_delta_rule(
         db = db if gate is None else aten.new_like(beta_raw)
         return dq, dk, dv, aten.to(dg, g.dtype), db, *(gate_gradients or (None, None))
 
-    gates_in_kernel = a_log is not None
+    computes_gates_in_kernel = a_log is not None
     with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(
-            aten, *dense_inputs, computes_gates_in_kernel=gates_in_kernel
+        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_sigmoid, a = _gdn_fwd(
+            aten, *dense_inputs, computes_gates_in_kernel=computes_gates_in_kernel
         )
     saved_tensors = (
         q_unit,
@@ -323,9 +323,9 @@ def chunk_gated_delta_rule(
         dense_inputs[2],
         g_sum,
         dense_inputs[4],
-        beta_open,
+        beta_sigmoid,
         a,
-        dense_inputs[3] if gates_in_kernel else None,
+        dense_inputs[3] if computes_gates_in_kernel else None,
         a_log,
         dt_bias,
     )
@@ -337,7 +337,7 @@ def chunk_gated_delta_rule(
 def chunk_gated_delta_rule_alone(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs the chunked gated delta rule alone. The caller computes norms, gate and sigmoid.
+    """Runs the chunked gated delta rule without norms, gate and sigmoid, which the caller computes.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
@@ -439,7 +439,7 @@ def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tens
 
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, dtype: Any) -> Tensor:
-    """Makes a state, or its gradient, for each chunk (fla/ops/common/chunk_h.py, `chunk_fwd_h`, `chunk_bwd_dh`)."""
+    """Allocates a state, or its gradient, for each chunk (fla/ops/common/chunk_h.py, `chunk_fwd_h`, `chunk_bwd_dh`)."""
     batch, tokens, heads, head_size = k.shape
     return aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, head_size, v.shape[-1]), dtype)
 
@@ -505,7 +505,7 @@ def _gla_scores(aten: Aten, k: Tensor) -> Tensor:
     """Computes the scores of each chunk; those of heads above 256 by parts of 128 channels, which are added."""
     a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
     if k.shape[-1] > 256:
-        _parts = aten.new_tensor((ceil_div(k.shape[-1], 128), *k.shape[:3], 16), FLOAT32)
+        _partial_scores = aten.new_tensor((ceil_div(k.shape[-1], 128), *k.shape[:3], 16), FLOAT32)
     return a
 
 
@@ -540,7 +540,7 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
     with aten.graph.no_grad():
         g = _retention_decays(aten, q) if g is None else g
         q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
-        tile_outputs = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
+        tile_outputs = aten.new_tensor((_tile_count(k), *v.shape), FLOAT32)
         o = aten.sum(tile_outputs, 0)
         del tile_outputs
         output = aten.to(o, q.dtype)
@@ -548,7 +548,7 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
     return record_function(aten, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)
 
 
-def _tiles(x: Tensor) -> Number:
+def _tile_count(x: Tensor) -> Number:
     """Returns the number of tiles of a head, of 64 channels or less."""
     return ceil_div(x.shape[-1], min(next_power_of_two(x.shape[-1]), 64))
 
@@ -557,9 +557,9 @@ def _recurrent_decay_bwd(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional
 ) -> tuple[Tensor, Tensor, Tensor, Optional]:
     """Runs the backward pass of recurrent linear attention; the gradients of each tile are added."""
-    dq, dk = (aten.new_tensor((_tiles(v), *x.shape), FLOAT32) for x in (q, k))
-    dv = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
-    dg = None if g is None else aten.new_tensor((_tiles(v), *g.shape), FLOAT32)
+    dq, dk = (aten.new_tensor((_tile_count(v), *x.shape), FLOAT32) for x in (q, k))
+    dv = aten.new_tensor((_tile_count(k), *v.shape), FLOAT32)
+    dg = None if g is None else aten.new_tensor((_tile_count(v), *g.shape), FLOAT32)
     dq = aten.sum(dq, 0)
     dk = aten.sum(dk, 0)
     dv = aten.sum(dv, 0)
@@ -600,13 +600,13 @@ def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tenso
 
 
 def _kda_fwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, computes_gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
     """Runs the forward pass of chunked Kimi delta attention (fla/ops/kda/chunk.py:28 and chunk_fwd.py:20)."""
     heads, head_size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.new_like(beta, dtype=FLOAT32) if gates_in_kernel else beta
+    beta = aten.new_like(beta, dtype=FLOAT32) if computes_gates_in_kernel else beta
     g_sum = aten.new_like(g, dtype=FLOAT32)
     aqk, akk, _w, u, _kg = _kda_intra_fwd(aten, k, v, heads)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
@@ -709,14 +709,14 @@ def chunk_kda(
         db = aten.new_like(beta_raw) if gate is not None else db
         return dq, dk, dv, aten.to(dg, g_input.dtype), aten.to(db, beta_raw.dtype), *(gate_gradients or (None, None))
 
-    gates_in_kernel = a_log is not None
+    computes_gates_in_kernel = a_log is not None
     with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(
-            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+        o, q_unit, q_rstd, k_unit, k_rstd, beta_sigmoid, g_sum, aqk, akk = _kda_fwd(
+            aten, *dense_inputs, computes_gates_in_kernel=computes_gates_in_kernel
         )
-        saved_g_sum = None if gates_in_kernel else g_sum
+        saved_g_sum = None if computes_gates_in_kernel else g_sum
         del g_sum
-    saved_inputs = saved_g_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
+    saved_inputs = saved_g_sum, dense_inputs[3], dense_inputs[4], beta_sigmoid, a_log, dt_bias, aqk, akk
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs
     return record_function(aten, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors)

@@ -160,7 +160,7 @@ def mamba_inner_fn(  # noqa: PLR0915
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
     """
-    rank, state_size = delta_proj_weight.shape[1], a.shape[-1]
+    delta_rank, state_size = delta_proj_weight.shape[1], a.shape[-1]
 
     def forward(xz: Tensor) -> tuple[Tensor, ...]:
         if not is_size_one(xz.strides[-1]):
@@ -207,7 +207,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         del dc
         ddelta = channels_first(aten, ddelta)
         ddelta_proj_weight = aten.new_tensor(delta_proj_weight.shape, ddelta.dtype)
-        aten.new_tensor((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
+        aten.new_tensor((x_dbl.shape[0], delta_rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
         dconv1d_out = channels_first(aten, dconv1d_out)
         flat_output = tokens_first(aten, conv1d_out)
         dx_proj_weight = aten.new_tensor(x_proj_weight.shape, dx_dbl.dtype)
@@ -330,7 +330,7 @@ def _combined_bwd(
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
-    chunk_count, chunk_blocks = ceil_div(tokens, chunk_size), ceil_div(chunk_size, 32)
+    chunk_count, blocks_per_chunk = ceil_div(tokens, chunk_size), ceil_div(chunk_size, 32)
     db = aten.new_like(b) if db is None else db
     dc = aten.new_like(c) if dc is None else dc
     ddt = aten.new_like(dt) if ddt is None else ddt
@@ -342,7 +342,7 @@ def _combined_bwd(
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = aten.new_tensor((chunk_blocks, batch, chunk_count, heads, 1), FLOAT32)
+        dd = aten.new_tensor((blocks_per_chunk, batch, chunk_count, heads, 1), FLOAT32)
         dz = aten.new_like(z) if dz is None else dz
         outz = aten.new_like(x) if recompute_output else output
         dout = aten.new_like(dout)
@@ -359,7 +359,7 @@ def _combined_bwd(
     _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
     _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk_size, chunk_size), 2)
     _dda_before = aten.new_like(aten.new_like(aten.new_like(dda_prev)))  # flip, cumsum, flip
-    _dda = _sum_workspace(aten, (batch, heads, chunk_count, chunk_blocks, chunk_size), 3)
+    _dda = _sum_workspace(aten, (batch, heads, chunk_count, blocks_per_chunk, chunk_size), 3)
     aten.new_like(dda_next)  # ddA_next + ddA_prev
     dbias, da = aten.new_like(dt_bias, dtype=FLOAT32), aten.new_like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz

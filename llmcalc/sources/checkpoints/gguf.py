@@ -89,13 +89,13 @@ def read_gguf(path: Path) -> Checkpoint:
                 f"{MOST_TENSORS:,} and {MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
-        array_counts = _ElementCount()
+        array_element_counter = _ElementCount()
         for _ in range(metadata_count):
             metadata_key = _read_text(bounded_reader, "metadata key", LONGEST_NAME)
             if metadata_key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {metadata_key[:80]}; not a GGUF file")
             metadata[metadata_key] = _read_value(
-                bounded_reader, bounded_reader.read_number("I", metadata_key), metadata_key, array_counts
+                bounded_reader, bounded_reader.read_number("I", metadata_key), metadata_key, array_element_counter
             )
         tensors_by_name: dict[str, StoredTensor] = {}
         data_starts: list[int] = []
@@ -149,7 +149,11 @@ def _read_text(bounded_reader: BoundedReader, header_field: str, byte_limit: int
 
 
 def _read_value(
-    bounded_reader: BoundedReader, value_type: int, metadata_key: str, array_counts: _ElementCount, depth: int = 0
+    bounded_reader: BoundedReader,
+    value_type: int,
+    metadata_key: str,
+    array_element_counter: _ElementCount,
+    depth: int = 0,
 ) -> Any:
     if value_type in SCALARS:
         return bounded_reader.read_number(SCALARS[value_type], metadata_key)
@@ -166,17 +170,17 @@ def _read_value(
         return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
         raise bounded_reader.error(metadata_key, f"metadata type {element_type} is not known")
-    array_counts.add(bounded_reader, metadata_key, element_count)
+    array_element_counter.add(bounded_reader, metadata_key, element_count)
     if element_count <= LONGEST_KEPT:
         return [
-            _read_value(bounded_reader, element_type, metadata_key, array_counts, depth + 1)
+            _read_value(bounded_reader, element_type, metadata_key, array_element_counter, depth + 1)
             for _ in range(element_count)
         ]
     if element_type == STRING:
         bounded_reader.skip_texts(element_count, metadata_key)
     else:
         for _ in range(element_count):
-            _read_value(bounded_reader, element_type, metadata_key, array_counts, depth + 1)
+            _read_value(bounded_reader, element_type, metadata_key, array_element_counter, depth + 1)
     return f"{element_count:,} values"
 
 

@@ -80,7 +80,7 @@ def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) ->
     return {**expert_fields, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
 
 
-def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+def _shared_expert_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     fields_by_key = {
         "expert_count": "num_experts",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -88,11 +88,11 @@ def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) 
     return _read_metadata(checkpoint, architecture, fields_by_key)
 
 
-def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+def _gpt_oss_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    expert_fields = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
     ffn_width = config.get("moe_intermediate_size") or config.get("intermediate_size")
     layer_kinds = _layer_types(config, lambda i: i % 2 == 0)
-    return {**experts, "intermediate_size": ffn_width, "moe_intermediate_size": None, "layer_types": layer_kinds}
+    return {**expert_fields, "intermediate_size": ffn_width, "moe_intermediate_size": None, "layer_types": layer_kinds}
 
 
 def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -101,8 +101,8 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
     """Returns each layer's kind by llama.cpp's fixed pattern for the architecture; files do not state the kinds."""
-    layers = config.get("num_hidden_layers")
-    layer_count = layers if isinstance(layers, int) else 0
+    stated_layer_count = config.get("num_hidden_layers")
+    layer_count = stated_layer_count if isinstance(stated_layer_count, int) else 0
     return [
         "sliding_attention" if has_window(layer_index) else "full_attention"
         for layer_index in range(min(layer_count, MOST_LAYERS))
@@ -148,13 +148,13 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _C
     "llama": ("llama", "LlamaForCausalLM", _llama_fields),
     "mistral3": ("llama", "LlamaForCausalLM", _no_extra_fields),
     "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_extra_fields),
-    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_expert_fields),
     "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_extra_fields),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields),
     "gemma": ("gemma", "GemmaForCausalLM", _no_extra_fields),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_extra_fields),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3_fields),
-    "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss_fields),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent_fields),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_extra_fields),
     "granite": ("granite", "GraniteForCausalLM", _no_extra_fields),

@@ -130,9 +130,9 @@ class BoundedReader:
             )
         self.position += byte_count
 
-    def error(self, header_field: str, description: str) -> InputError:
+    def error(self, header_field: str, problem_text: str) -> InputError:
         """Returns an error that names the file and the field."""
-        return InputError(f"{self.location}: {header_field[:80]}: {description}")
+        return InputError(f"{self.location}: {header_field[:80]}: {problem_text}")
 
     def read_number(self, struct_format: str, header_field: str) -> Any:
         """Reads a little-endian number in a format of `struct`."""

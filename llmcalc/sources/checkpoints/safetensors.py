@@ -30,7 +30,7 @@ _TABLE = rb"\{[^{}\"]*+(?:" + _STRING + rb"[^{}\"]*+)*+\}"
 _ENTRY = re.compile(rb"\s*+(" + _STRING + rb")\s*+:\s*+(" + _TABLE + rb"|)\s*+([,}]?)", re.DOTALL)
 _TEXTS = re.compile(_STRING, re.DOTALL)
 _SPACE = b" \t\r\n"
-_parse = json.JSONDecoder().decode  # json.loads looks for the encoding of each text anew
+_parse_json = json.JSONDecoder().decode  # json.loads looks for the encoding of each text anew
 
 LONGEST_ENTRY = 4096
 """Largest JSON of one tensor in bytes: its dtype, its shape and its offsets."""
@@ -54,8 +54,8 @@ def read_safetensors(path: Path) -> Checkpoint:
     Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
     do not match its shape, and tensors that overlap or have the same name.
     """
-    header_text, data_bytes = _read_header(path, LARGEST_HEADER)
-    return parse_header(header_text, str(path), data_bytes)
+    header_json, data_bytes = _read_header(path, LARGEST_HEADER)
+    return parse_header(header_json, str(path), data_bytes)
 
 
 def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
@@ -76,35 +76,35 @@ def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
         return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
 
 
-def parse_header(header_text: bytes, error_location: str, data_bytes: int | None = None) -> Checkpoint:
+def parse_header(header_json: bytes, error_location: str, data_bytes: int | None = None) -> Checkpoint:
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     tensors: list[StoredTensor] = []
     data_starts: list[int] = []
     tensor_names: set[str] = set()
     metadata: dict[str, Any] = {}
-    position = len(header_text) - len(header_text.lstrip(_SPACE)) + 1
-    closing_character = header_text[position - 1 : position]
+    offset = len(header_json) - len(header_json.lstrip(_SPACE)) + 1
+    closing_character = header_json[offset - 1 : offset]
     if closing_character != b"{":
         raise InputError(
             f"{error_location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
         )
-    if header_text[position:].strip(_SPACE) == b"}":
-        position, closing_character = len(header_text), b"}"
+    if header_json[offset:].strip(_SPACE) == b"}":
+        offset, closing_character = len(header_json), b"}"
     while closing_character != b"}":
-        entry_match = _ENTRY.match(header_text, position)
+        entry_match = _ENTRY.match(header_json, offset)
         if entry_match is None or not entry_match[3]:
             if (
                 entry_match is not None
                 and not entry_match[2]
-                and header_text[entry_match.end(2) : entry_match.end(2) + 1] not in (b"", b"{")
+                and header_json[entry_match.end(2) : entry_match.end(2) + 1] not in (b"", b"{")
             ):
-                raise _invalid_entry_error(_tensor_name(entry_match[1], error_location), error_location)
+                raise _invalid_entry_error(_parse_tensor_name(entry_match[1], error_location), error_location)
             raise InputError(
-                f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
+                f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {offset:,}); not a "
                 "safetensors checkpoint"
             )
-        tensor_name = _tensor_name(entry_match[1], error_location)
-        position = entry_match.end()
+        tensor_name = _parse_tensor_name(entry_match[1], error_location)
+        offset = entry_match.end()
         closing_character = entry_match[3]
         if tensor_name in tensor_names:
             raise InputError(
@@ -119,17 +119,17 @@ def parse_header(header_text: bytes, error_location: str, data_bytes: int | None
         tensor, data_start = _parse_tensor(tensor_name, entry_match[2], error_location, data_bytes)
         tensors.append(tensor)
         data_starts.append(data_start)
-    if header_text[position:].strip(_SPACE):
+    if header_json[offset:].strip(_SPACE):
         raise InputError(
-            f"{error_location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint"
+            f"{error_location}: the header is not valid JSON (byte {offset:,}); not a safetensors checkpoint"
         )
     require_no_overlap(data_starts, tensors, error_location)
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _tensor_name(name_bytes: bytes, error_location: str) -> str:
+def _parse_tensor_name(name_bytes: bytes, error_location: str) -> str:
     try:
-        tensor_name = str(_parse(name_bytes.decode()))
+        tensor_name = str(_parse_json(name_bytes.decode()))
         tensor_name.isascii() or tensor_name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
@@ -168,7 +168,7 @@ def _parse_tensor(
     try:
         if len(entry_bytes) > LONGEST_ENTRY:
             raise ValueError
-        tensor_entry = _parse(entry_bytes.decode())
+        tensor_entry = _parse_json(entry_bytes.decode())
         dtype = tensor_entry["dtype"]
         shape = tuple(tensor_entry["shape"])
         data_start, data_end = tensor_entry["data_offsets"]
@@ -199,10 +199,10 @@ def read_index(path: Path) -> Checkpoint:
     """
     weight_map = parse_index(read_bytes(path, LARGEST_INDEX, "the index of a checkpoint"), str(path))
 
-    def header(shard_name: str, byte_limit: int) -> tuple[bytes, int | None]:
+    def read_shard_header(shard_name: str, byte_limit: int) -> tuple[bytes, int | None]:
         return _read_header(path.parent / shard_name, byte_limit)
 
-    return join_shards(weight_map, header, str(path), f"{path.parent}/")
+    return join_shards(weight_map, read_shard_header, str(path), f"{path.parent}/")
 
 
 def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
@@ -257,9 +257,9 @@ def join_shards(
     tensors: dict[str, StoredTensor] = {}
     remaining_bytes = LARGEST_HEADER
     for shard_name in dict.fromkeys(weight_map.values()):
-        header_bytes, data_bytes = read_shard_header(shard_name, remaining_bytes)
-        remaining_bytes -= len(header_bytes)
-        for tensor in parse_header(header_bytes, f"{folder_name}{shard_name}", data_bytes).tensors:
+        header_json, data_bytes = read_shard_header(shard_name, remaining_bytes)
+        remaining_bytes -= len(header_json)
+        for tensor in parse_header(header_json, f"{folder_name}{shard_name}", data_bytes).tensors:
             if tensor.name in tensors:
                 raise InputError(f"{folder_name}{shard_name}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor

@@ -16,19 +16,21 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
     Raises `InputError` if its model type is not supported.
     """
-    text_type = text_model_of(config)[2]
-    class_types = dict.fromkeys(
-        (model_type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
+    text_model_type = text_model_of(config)[2]
+    candidate_types = dict.fromkeys(
+        (model_type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_model_type)
     )
-    base_families = [
-        family_of(class_type).class_model_type or class_type
-        for class_type in class_types
-        if class_type in model_types()
+    base_model_types = [
+        family_of(model_type).class_model_type or model_type
+        for model_type in candidate_types
+        if model_type in model_types()
     ]
     name_prefixes = (
-        f"{base_class}." for class_type in base_families for base_class in library_classes().bases.get(class_type, ())
+        f"{base_class}."
+        for model_type in base_model_types
+        for base_class in library_classes().bases.get(model_type, ())
     )
-    family = family_of(base_families[-1])
+    family = family_of(base_model_types[-1])
     checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
     return Checkpoint(
         checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *name_prefixes)))
@@ -39,8 +41,8 @@ def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[
     """Returns the config with additional modules that the quantization leaves in the original format."""
     quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
     if quantization_config is None and isinstance(text_config, dict):
-        converted_text = _with_unconverted_modules(text_config, module_patterns)
-        return config if converted_text is text_config else {**config, "text_config": converted_text}
+        changed_text_config = _with_unconverted_modules(text_config, module_patterns)
+        return config if changed_text_config is text_config else {**config, "text_config": changed_text_config}
     if (
         not module_patterns
         or not isinstance(quantization_config, dict)

@@ -204,7 +204,9 @@ class Config:
         is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
         return self.integer(*field_names) if is_present and self.get(*field_names) is not None else None
 
-    def _checked(self, field_names: tuple[str, ...], is_valid_value: Callable[[Any], bool], expected_text: str) -> Any:
+    def _checked_value(
+        self, field_names: tuple[str, ...], is_valid_value: Callable[[Any], bool], expected_text: str
+    ) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
         field_value = self.get(*field_names)
         if not is_valid_value(field_value):
@@ -213,7 +215,7 @@ class Config:
 
     def flag(self, *field_names: str) -> bool:
         """Returns the boolean in a field."""
-        return bool(self._checked(field_names, lambda field_value: type(field_value) is bool, "true or false"))
+        return bool(self._checked_value(field_names, lambda field_value: type(field_value) is bool, "true or false"))
 
     def number(self, *field_names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
@@ -221,12 +223,12 @@ class Config:
         def is_accepted_value(field_value: Any) -> bool:
             return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
 
-        field_value = self._checked(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
+        field_value = self._checked_value(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
         return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *field_names: str) -> str:
         """Returns the text in a field."""
-        return str(self._checked(field_names, lambda field_value: isinstance(field_value, str), "a text"))
+        return str(self._checked_value(field_names, lambda field_value: isinstance(field_value, str), "a text"))
 
     def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
@@ -236,7 +238,7 @@ class Config:
                 is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
             )
 
-        return list(self._checked(field_names, is_accepted_value, "a list of whole numbers"))
+        return list(self._checked_value(field_names, is_accepted_value, "a list of whole numbers"))
 
     def texts(self, *field_names: str) -> list[str]:
         """Returns the list of texts in a field."""
@@ -244,11 +246,11 @@ class Config:
         def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, list | tuple) and all(isinstance(element, str) for element in field_value)
 
-        return list(self._checked(field_names, is_accepted_value, "a list of texts"))
+        return list(self._checked_value(field_names, is_accepted_value, "a list of texts"))
 
     def table(self, *field_names: str) -> Mapping[str, Any]:
         """Returns the table in a field."""
-        table: Mapping[str, Any] = self._checked(
+        table: Mapping[str, Any] = self._checked_value(
             field_names, lambda field_value: isinstance(field_value, dict), "a table of fields"
         )
         return table
@@ -259,15 +261,15 @@ class Config:
         Its keys are layer numbers. transformers writes them with leading zeros, all of one length (`05`, `11`).
         """
         table = self.table("per_layer_config")
-        layer_by_number: dict[int, Mapping[str, Any]] = {}
-        for key, layer_fields in table.items():
-            is_number = key.isdecimal() and len(key) < 10 and int(key) < layer_count
-            if not is_number or not isinstance(layer_fields, dict) or int(key) in layer_by_number:
+        fields_by_layer: dict[int, Mapping[str, Any]] = {}
+        for layer_key, layer_fields in table.items():
+            is_layer_number = layer_key.isdecimal() and len(layer_key) < 10 and int(layer_key) < layer_count
+            if not is_layer_number or not isinstance(layer_fields, dict) or int(layer_key) in fields_by_layer:
                 raise self.error(
                     "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
                 )
-            layer_by_number[int(key)] = layer_fields
-        return [layer_by_number.get(layer_index, {}) for layer_index in range(layer_count)]
+            fields_by_layer[int(layer_key)] = layer_fields
+        return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
@@ -280,7 +282,7 @@ class Config:
         def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, str) and field_value in value_by_text
 
-        return value_by_text[self._checked(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
+        return value_by_text[self._checked_value(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""

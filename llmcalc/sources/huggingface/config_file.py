@@ -159,7 +159,7 @@ def describe_data(
         *config_description.notes,
         *remark_on_defaults(config_description.default_sizes),
         *remark_on_ignored_fields(
-            [field.path for field in config_description.unknown_fields],
+            [unknown_field.path for unknown_field in config_description.unknown_fields],
             bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
         ),
     ]

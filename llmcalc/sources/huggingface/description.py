@@ -92,8 +92,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)
-    wrapped_type, section_name = family.text_type, family.text_section
-    if wrapped_type is None:
+    wrapped_model_type, section_name = family.text_type, family.text_section
+    if wrapped_model_type is None:
         return "", config_data, model_type
     text_section = config_data.get(section_name)
     if text_section is None and family.text_id_field and config_data.get(family.text_id_field):
@@ -102,13 +102,13 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
             f"sizes are not in this config; expected a {section_name} with them, or that model's own config"
         )
     if text_section is None:
-        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
+        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_model_type
     if not isinstance(text_section, dict):
         raise InputError(f"{section_name}: {short_repr(text_section)}; expected a table of fields")
-    text_type = text_section.get("model_type") or wrapped_type
-    if not isinstance(text_type, str):
-        raise InputError(f"{section_name}.model_type: {short_repr(text_type)}; expected the name of a model type")
-    text_type = model_type_of_code_fields(text_section) or usual_name(text_type)
+    text_model_type = text_section.get("model_type") or wrapped_model_type
+    if not isinstance(text_model_type, str):
+        raise InputError(f"{section_name}.model_type: {short_repr(text_model_type)}; expected the name of a model type")
+    text_model_type = model_type_of_code_fields(text_section) or usual_name(text_model_type)
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
         architecture_field = {"architectures": []}
@@ -120,21 +120,21 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         **_text_fields_of_root(family, config_data),
     }
     if family.is_decoder:
-        text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
-    if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
-        path, inner_fields, text_type = text_model_of({**text_fields, "model_type": text_type})
-        return f"{section_name}.{path}", inner_fields, text_type
-    return f"{section_name}.", text_fields, text_type
+        text_fields["architectures"] = [causal_class(text_model_type, f"{section_name}.", config_data)]
+    if text_model_type in FILE_OF and isinstance(text_section.get(family_of(text_model_type).text_section), dict):
+        path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
+        return f"{section_name}.{path}", inner_fields, text_model_type
+    return f"{section_name}.", text_fields, text_model_type
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
-    for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
+    for field_name, (section_name, section_field, default_value) in family.text_fields_from_sections.items():
         section_data = root_config.get(section_name) if section_name else root_config
         if isinstance(section_data, Mapping):
-            stated_value = section_data.get(field, default_value)
-            is_unnamed = field == "architectures" and stated_value in (None, [])
+            stated_value = section_data.get(section_field, default_value)
+            is_unnamed = section_field == "architectures" and stated_value in (None, [])
             text_fields[field_name] = default_value if is_unnamed else stated_value
     return text_fields
 
@@ -194,7 +194,7 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
 
 @cache
 def _library_class_names_in_lower_case() -> frozenset[str]:
-    return frozenset(class_name.lower() for names in library_class_names().values() for class_name in names)
+    return frozenset(class_name.lower() for class_names in library_class_names().values() for class_name in class_names)
 
 
 PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
@@ -204,7 +204,7 @@ PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidd
 def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
     noted_fields = {note.partition(":")[0] for note in notes}
-    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown_fields}
+    unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
         for name in PREDICTION_FIELDS
@@ -231,11 +231,11 @@ def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> Non
     """Raises `InputError` for a wrapper's class that builds other modules than the class that is counted."""
     class_name, family = architecture_of(root_config), family_of(model_type)
     if class_name.endswith(family.uncounted_classes):
-        advice = measurement = "--measure of llmcalc params, which counts its transformers class"
+        advice = measure_option = "--measure of llmcalc params, which counts its transformers class"
         encoder_name = "text" if "Text" in class_name else "vision" if "Vision" in class_name else ""
         if encoder_name and "For" not in class_name and family.text_type == f"{model_type}_text_model":
             advice = f"model_type {model_type}_{encoder_name}_model with the fields of {encoder_name}_config"
-            advice += f", and {measurement}" if encoder_name == "vision" else ""
+            advice += f", and {measure_option}" if encoder_name == "vision" else ""
         raise InputError(
             f"architectures: {class_name} has other modules than those that are counted for '{model_type}'; expected "
             f"{advice}"
@@ -270,8 +270,8 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     """
     family = family_of(model_type)
     text_section = root_config.get(family.text_section) if family.text_type is not None else None
-    text_tying = text_section.get("tie_word_embeddings") if isinstance(text_section, dict) else None
-    if text_tying is False and model_fields["tie_word_embeddings"] and model_fields["head"]["type"] == "lm":
+    text_ties_embeddings = text_section.get("tie_word_embeddings") if isinstance(text_section, dict) else None
+    if text_ties_embeddings is False and model_fields["tie_word_embeddings"] and model_fields["head"]["type"] == "lm":
         return [
             f"tie_word_embeddings: false in {family.text_section}, and counted as true, as {model_type}'s class has it "
             "beside that section; weights with an lm_head of their own are loaded untied"
@@ -300,10 +300,10 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
 
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
-    family, cls = family_of(model_type), architecture_of(root_config)
+    family, class_name = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
-        return not cls or cls.startswith(family.tower_class_prefixes)
-    return family.text_type is not None and not cls.endswith("ForCausalLM")
+        return not class_name or class_name.startswith(family.tower_class_prefixes)
+    return family.text_type is not None and not class_name.endswith("ForCausalLM")
 
 
 def _wrapper_towers(
@@ -332,7 +332,7 @@ def _wrapper_towers(
     return towers, notes
 
 
-def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
+def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import SECTIONS
 
@@ -388,7 +388,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     config_description = read_description(config_data, head)
     return config_description.model, [
         *config_description.notes,
-        *remark_on_ignored_fields([field.path for field in config_description.unknown_fields]),
+        *remark_on_ignored_fields([unknown_field.path for unknown_field in config_description.unknown_fields]),
     ]
 
 
@@ -437,7 +437,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         for family in family_records
         for field_name, tower_notes in family.uncounted_fields.items()
     }
-    encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
+    uncounted_encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
         ignored_field.removeprefix(section_path)
         for ignored_field in family_of(root_model_type).ignored_fields
@@ -445,17 +445,17 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     )
     config.finish(
         frozenset(nested_fields).union(
-            uncounted_towers, *encoder_tables, *(family_record.ignored_fields for family_record in family_records)
+            uncounted_towers, *uncounted_encoders, *(family_record.ignored_fields for family_record in family_records)
         )
     )
     uncounted_notes = [
-        f"{ignored_field}: {tower_notes.format(short_repr(fields[ignored_field]))}"
-        for fields, notes_by_field in (
+        f"{ignored_field}: {tower_notes.format(short_repr(config_fields[ignored_field]))}"
+        for config_fields, notes_by_field in (
             (config_data, uncounted_towers),
             (root_config, family_of(root_model_type).uncounted_fields if section_path else {}),
         )
         for ignored_field, tower_notes in notes_by_field.items()
-        if fields.get(ignored_field)
+        if config_fields.get(ignored_field)
     ]
     notes = [
         *draft_notes,
@@ -478,5 +478,5 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
     elif family_of(root_model_type).tower_class_prefixes:
-        notes += _encoders_of_another_class(root_model_type, root_config)
+        notes += _uncounted_encoder_remarks(root_model_type, root_config)
     return ConfigDescription(model_fields, notes, model_type, config.unknown_fields, config.default_sizes)

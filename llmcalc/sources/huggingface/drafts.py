@@ -101,7 +101,9 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
     is_draft = isinstance(model_type, str) and model_type in CLASSES
     if is_draft and not any(field_name in config for field_name in ("architectures", *SECTIONS)):
         return config, []
-    draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(class_name)), "")
+    draft_type = next(
+        (draft_type for draft_type, class_pattern in CLASSES.items() if class_pattern.search(class_name)), ""
+    )
     if isinstance(stated_model_type, str):
         draft_type = stated_model_type if stated_model_type in CLASSES else ""
     elif not draft_type and is_draft and not OTHER_CLASS.search(class_name):

@@ -49,10 +49,14 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    dropout_places = {
+    probability_by_place = {
         place: _read_probability(config, field_name) for place, field_name in family.dropout_fields.items()
     }
-    return {"dropout": dropout_places} if any(dropout_places.values()) or set(dropout_places) != {"attention"} else {}
+    return (
+        {"dropout": probability_by_place}
+        if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}
+        else {}
+    )
 
 
 def _read_probability(config: Config, field_name: str) -> float:

@@ -55,11 +55,11 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
     if class_name in WRAPPER_CLASSES:
-        root_model_type, cls = WRAPPER_CLASSES[class_name]
-        return {**config_data, "model_type": root_model_type, "architectures": [cls]}, []
-    code_type = _model_type_of_repository_code(config_data, class_name)
-    if code_type:
-        return {**config_data, "model_type": code_type}, []
+        root_model_type, root_class_name = WRAPPER_CLASSES[class_name]
+        return {**config_data, "model_type": root_model_type, "architectures": [root_class_name]}, []
+    code_model_type = _model_type_of_repository_code(config_data, class_name)
+    if code_model_type:
+        return {**config_data, "model_type": code_model_type}, []
     class_model_type = model_type_of_class_name(class_name) if class_name else ""
     if not class_model_type:
         return config_data, []
@@ -112,12 +112,12 @@ def _are_different_models(config_data: Mapping[str, Any], stated_model_type: str
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    stated_and_usual_family = (family_of(stated_model_type), family_of(model_type))
-    reads_any_class = stated_model_type not in library_class_names() or not stated_and_usual_family[0].has_text_class
+    stated_and_usual_families = (family_of(stated_model_type), family_of(model_type))
+    reads_any_class = stated_model_type not in library_class_names() or not stated_and_usual_families[0].has_text_class
     if (
         reads_any_class
         or FILE_OF[stated_model_type] == FILE_OF[model_type]
-        or any(family.read_model is None for family in stated_and_usual_family)
+        or any(family.read_model is None for family in stated_and_usual_families)
     ):
         return False
     try:

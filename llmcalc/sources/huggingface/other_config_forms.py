@@ -121,28 +121,28 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options = f"--lora-rank {rank}"
+    options_text = f"--lora-rank {rank}"
     unstated_fields = [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)]
     for field_name, option_name in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
         field_value = adapter_config.get(field_name) or []
-        names = field_value if isinstance(field_value, list) else [field_value]
-        option_names = [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)]
+        module_names = field_value if isinstance(field_value, list) else [field_value]
+        option_names = [name for name in module_names if isinstance(name, str) and MODULE.fullmatch(name)]
         if field_name == "target_modules" and isinstance(field_value, str) and field_value != ALL_LINEAR:
             option_names = []  # an expression, though it is one word
         if field_name == "modules_to_save":
             option_names = [name for name in option_names if name.rpartition(".")[2] in SAVED_MODULES]
         if option_names:
-            options += f" {option_name} {','.join(sorted({name.rpartition('.')[2] for name in option_names}))}"
-        other_names = [name for name in names if name not in option_names]
+            options_text += f" {option_name} {','.join(sorted({name.rpartition('.')[2] for name in option_names}))}"
+        other_names = [name for name in module_names if name not in option_names]
         other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
         if other_names:
             unstated_fields.append(f"{short_repr(other_names[0])} in {field_name}")
-    options += " --use-dora" if adapter_config.get("use_dora") is True else ""
+    options_text += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = (
         "; --lora-targets and --modules-to-save name modules of all layers, and do not state "
         f"{', '.join(unstated_fields)} of this adapter"
     )
-    return f"llmcalc memory counts its training with {options}{remark if unstated_fields else ''}"
+    return f"llmcalc memory counts its training with {options_text}{remark if unstated_fields else ''}"
 
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -235,8 +235,8 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
     ffn_factor = model_args.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {short_repr(ffn_factor)}; expected a number above 0, up to 100")
-    width = 4 * hidden_size * 2 // 3
-    return width_multiple * ceil((width if ffn_factor is None else int(ffn_factor * width)) / width_multiple)
+    ffn_width = 4 * hidden_size * 2 // 3
+    return width_multiple * ceil((ffn_width if ffn_factor is None else int(ffn_factor * ffn_width)) / width_multiple)
 
 
 def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -270,13 +270,13 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         for name, field_name in multiplier_fields.items()
         if model_args.get(field_name) is not None
     }
-    signs_of_types = {
+    feature_by_type = {
         "qwen2": has_bias,
         "qwen3": has_norms,
         "granite": stated_multipliers,
         "smollm3": model_args.get("no_rope_layer_interval"),
     }
-    matching_types = [model_type for model_type, sign_of_type in signs_of_types.items() if sign_of_type]
+    matching_types = [model_type for model_type, feature in feature_by_type.items() if feature]
     if len(matching_types) > 1:
         raise InputError(
             "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "
@@ -318,7 +318,9 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads OpenAI's own config of gpt-oss, where every second layer, from the first on, has a window."""
     config: dict[str, Any] = {field_name: _positive_size(model_args, field_name) for field_name in GPT_OSS_SIZES}
-    config |= {field_name: _positive_size(model_args, field) for field_name, field in GPT_OSS_NAMES.items()}
+    config |= {
+        field_name: _positive_size(model_args, argument_name) for field_name, argument_name in GPT_OSS_NAMES.items()
+    }
     context_length = _positive_size(model_args, "initial_context_length", 4096)
     rope_factor = model_args.get("rope_scaling_factor", 32)
     if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST:
@@ -347,9 +349,9 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     }
     names_by_field = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {
-        name: model_args[field_name]
-        for name, field_name in names_by_field.items()
-        if model_args.get(field_name) is not None
+        field_name: model_args[argument_name]
+        for field_name, argument_name in names_by_field.items()
+        if model_args.get(argument_name) is not None
     }
 
 
@@ -361,10 +363,10 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         )
     if model_args.get("use_swiglu") is not True:
         raise InputError(f"use_swiglu: {short_repr(model_args.get('use_swiglu'))}; expected true, for a gated network")
-    has_latent = model_args.get("attention_type") == "mla"
+    has_latent_attention = model_args.get("attention_type") == "mla"
     heads, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
     config: dict[str, Any] = {
-        "model_type": "deepseek_v3" if has_latent else "llama",
+        "model_type": "deepseek_v3" if has_latent_attention else "llama",
         "hidden_size": hidden_size,
         "intermediate_size": _positive_size(model_args, "intermediate_size"),
         "num_hidden_layers": _positive_size(model_args, "layer_num"),
@@ -375,10 +377,12 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
-    if has_latent:
+    if has_latent_attention:
         latent_fields = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
         latent_fields |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
-        config |= {field_name: _positive_size(model_args, field) for field_name, field in latent_fields.items()}
+        config |= {
+            field_name: _positive_size(model_args, argument_name) for field_name, argument_name in latent_fields.items()
+        }
         config |= {"n_group": 1, "topk_group": 1}
         has_low_rank_queries = model_args.get("q_lora_rank") is not None
         config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if has_low_rank_queries else None
@@ -392,18 +396,18 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
                 f"moe_shared_expert_intermediate_size: {short_repr(shared_width)}; expected a multiple of the width of "
                 f"a routed expert ({expert_width})"
             )
-        dense_layers = model_args.get("dense_layers") or 0
-        if not is_json_integer(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
-            raise InputError(f"dense_layers: {short_repr(dense_layers)}; expected a number from 0 to layer_num")
+        dense_layer_count = model_args.get("dense_layers") or 0
+        if not is_json_integer(dense_layer_count) or not 0 <= dense_layer_count <= config["num_hidden_layers"]:
+            raise InputError(f"dense_layers: {short_repr(dense_layer_count)}; expected a number from 0 to layer_num")
         config |= {
-            "model_type": "deepseek_v3" if has_latent else "deepseek",
+            "model_type": "deepseek_v3" if has_latent_attention else "deepseek",
             "n_routed_experts": _positive_size(model_args, "expert_num"),
             "num_experts_per_tok": _positive_size(model_args, "topk"),
             "moe_intermediate_size": expert_width,
             "n_shared_experts": shared_width // expert_width,
-            "first_k_dense_replace": dense_layers,
+            "first_k_dense_replace": dense_layer_count,
         }
-    elif has_latent:
+    elif has_latent_attention:
         config["first_k_dense_replace"] = config["num_hidden_layers"]
     return config, [
         f"a model of SimuMax: read as '{config['model_type']}' with RMSNorm, without biases and with an output head of "
@@ -447,8 +451,8 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             raise InputError(
                 f"{field_name}: {short_repr(model_args[field_name])}; expected true, as in the published models"
             )
-    layer, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
-    if layer not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
+    layer_type, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
+    if layer_type not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {short_repr(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
@@ -456,22 +460,26 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     vocab_size = _positive_size(model_args, "vocab_size")
     expansion_factor = _positive_size(ssm_config, "expand", 2)
     config: dict[str, Any] = {
-        "model_type": "mamba" if layer == "Mamba1" else "mamba2",
+        "model_type": "mamba" if layer_type == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab_size / vocab_multiple),
         "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(model_args, "n_layer"),
         "expand": expansion_factor,
-        "state_size": _positive_size(ssm_config, "d_state", 16 if layer == "Mamba1" else 128),
+        "state_size": _positive_size(ssm_config, "d_state", 16 if layer_type == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
-    if layer == "Mamba2":
-        head = _positive_size(ssm_config, "headdim", 64)
-        if expansion_factor * hidden_size % head:
+    if layer_type == "Mamba2":
+        head_dim = _positive_size(ssm_config, "headdim", 64)
+        if expansion_factor * hidden_size % head_dim:
             raise InputError(
-                f"ssm_cfg: headdim {head} does not divide {expansion_factor * hidden_size}, the width of the scan"
+                f"ssm_cfg: headdim {head_dim} does not divide {expansion_factor * hidden_size}, the width of the scan"
             )
         group_count = _positive_size(ssm_config, "ngroups", 1)
-        config |= {"head_dim": head, "num_heads": expansion_factor * hidden_size // head, "n_groups": group_count}
+        config |= {
+            "head_dim": head_dim,
+            "num_heads": expansion_factor * hidden_size // head_dim,
+            "n_groups": group_count,
+        }
     else:
         config["intermediate_size"] = expansion_factor * hidden_size
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
@@ -483,9 +491,9 @@ def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
     model_config |= {
-        field_name: original_fields[field]
-        for field_name, field in other_names.items()
-        if original_fields.get(field) not in (None, -1)
+        field_name: original_fields[original_name]
+        for field_name, original_name in other_names.items()
+        if original_fields.get(original_name) not in (None, -1)
     }
     config = {**model_config, "model_type": model_args["model_type"]}
     remarks = ["mlc-chat-config.json: read as the config of its model"]

@@ -73,17 +73,17 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
 def rope(
     config: Config,
-    default_share: float = 1.0,
-    share_name: str = "partial_rotary_factor",
+    default_rotary_fraction: float = 1.0,
+    fraction_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
     layer_kind: str | None = None,
 ) -> Table:
     """Returns rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
-    default_share: default share of each head that is rotary, in the field `share_name`.
+    default_rotary_fraction: default fraction of each head that is rotary, in the field `fraction_name`.
     layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
-    config.fields_read.update((share_name, theta_name))
+    config.fields_read.update((fraction_name, theta_name))
     rope_parameters = config.data.get("rope_parameters") or {}
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
@@ -95,13 +95,16 @@ def rope(
             else config.data.get(top_level_name)
         )
 
-    rope_base, rotary_share = stated_value("rope_theta", theta_name), stated_value("partial_rotary_factor", share_name)
-    rotary_share = default_share if rotary_share is None else rotary_share
-    if not is_number(rotary_share) or not 0 < rotary_share <= 1:
-        raise config.error(share_name, rotary_share, "a number above 0 and at most 1")
+    rope_base, rotary_fraction = (
+        stated_value("rope_theta", theta_name),
+        stated_value("partial_rotary_factor", fraction_name),
+    )
+    rotary_fraction = default_rotary_fraction if rotary_fraction is None else rotary_fraction
+    if not is_number(rotary_fraction) or not 0 < rotary_fraction <= 1:
+        raise config.error(fraction_name, rotary_fraction, "a number above 0 and at most 1")
     rope_fields: Table = {"type": "rope"}
-    if rotary_share != 1:
-        rope_fields["partial_rotary_factor"] = float(rotary_share)
+    if rotary_fraction != 1:
+        rope_fields["partial_rotary_factor"] = float(rotary_fraction)
     if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST:
         rope_fields["rope_theta"] = float(rope_base)
     return rope_fields
@@ -110,7 +113,7 @@ def rope(
 def full_rope(config: Config) -> Table:
     """Returns rotary positions for a separate, fully rotated part of each head.
 
-    The whole part is rotary, whatever share the config states.
+    The whole part is rotary, whatever fraction the config states.
     """
     return {
         field_name: field_value
@@ -204,32 +207,35 @@ def decoder(
     stack_fields = stack or {}
     config.has("num_hidden_layers")  # read even where the layers are listed
     depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.integer("num_hidden_layers")}
-    layers = _without_single_variant({**depth, "block": block, **stack_fields})
+    stack_table = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
-        layers["final_norm"] = final_norm
+        stack_table["final_norm"] = final_norm
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_integer("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
-    model_fields |= {"decoder": layers, "head": head_table(config, head, score_head, label_count)}
-    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *layers.get("variants", ())}:
+    model_fields |= {"decoder": stack_table, "head": head_table(config, head, score_head, label_count)}
+    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *stack_table.get("variants", ())}:
         del model["mtp"]["layer"]  # the only kind of layer
     return {**model_fields, **model}
 
 
-def _without_single_variant(layers: Table) -> Table:
+def _without_single_variant(stack_table: Table) -> Table:
     """Removes the layer variants if all layers have the same kind and there is no other."""
-    used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
-    if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
-        return layers
+    used_kinds = {*stack_table.get("first_layers", ()), *stack_table.get("pattern", ())}
+    if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
+        return stack_table
     other_fields = {
         field_name: value
-        for field_name, value in layers.items()
+        for field_name, value in stack_table.items()
         if field_name not in ("variants", "first_layers", "pattern")
     }
-    return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
+    return {
+        **other_fields,
+        "block": table_with_changes(stack_table["block"], stack_table["variants"][used_kinds.pop()]),
+    }
 
 
 def encoder(
@@ -275,9 +281,13 @@ def token_types(segment_type_count: int, task_type_count: int | None = None) -> 
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
-def pooler(is_present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler as a model's field `pooler` if `is_present`. scores: number of scores after the pooler."""
-    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
+def pooler(is_present: bool, score_count: int | None = None) -> Table:
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: scores after the pooler."""
+    return (
+        {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
+        if is_present
+        else {}
+    )
 
 
 OF_TOKENS = "ForTokenClassification"
@@ -377,13 +387,13 @@ def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
 
 
 def head_table(
-    config: Config, head: Table | None = None, score_head: Table | None = None, answer_scores: int = 2
+    config: Config, head: Table | None = None, score_head: Table | None = None, answer_score_count: int = 2
 ) -> Table:
     """Returns the output head that the config's architecture names.
 
     score_head: a sequence classifier; default that of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
-    answer_scores: scores per token of a question-answering head; default 2.
+    answer_score_count: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
     class_name = architecture(config)
@@ -401,7 +411,7 @@ def head_table(
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answer_scores if class_name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answer_score_count if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
             "bias": has_token_bias,
         }
@@ -455,9 +465,15 @@ def _shortest_period(layer_kinds: list[str]) -> int:
     return len(layer_kinds) - prefix_lengths[-1]
 
 
-def moe(experts: int, top_k: int, expert: Table, shared_expert: Table | None = None, **other_fields: Any) -> Table:
+def moe(expert_count: int, top_k: int, expert: Table, shared_expert: Table | None = None, **other_fields: Any) -> Table:
     """Returns routed experts and a shared expert, each from an FFN table."""
-    moe_fields = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **other_fields}
+    moe_fields = {
+        "type": "moe",
+        "num_experts": expert_count,
+        "num_experts_per_tok": top_k,
+        "expert": expert,
+        **other_fields,
+    }
     return moe_fields if shared_expert is None else {**moe_fields, "shared_expert": shared_expert}
 
 
@@ -483,27 +499,31 @@ EARLIER_LAYER_TYPES = {
 """Earlier name of a kind of layer in `layer_types` → its name (`remap_legacy_layer_types` of transformers)."""
 
 
-def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default_layer_kinds: list[str]) -> list[str]:
-    """Returns each layer's kind from a list in the config, translated by `name_of_type`, or the default kinds.
+def listed_kinds(
+    config: Config, field_name: str, kind_by_type: dict[str, str], default_layer_kinds: list[str]
+) -> list[str]:
+    """Returns each layer's kind from a list in the config, translated by `kind_by_type`, or the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.
     """
-    field_value = config.get(field)
+    field_value = config.get(field_name)
     if field_value is None:
         return default_layer_kinds
-    kind_of_name = {
-        **{earlier_type: name_of_type.get(kind_name, "") for earlier_type, kind_name in EARLIER_LAYER_TYPES.items()},
-        **name_of_type,
+    kind_by_name = {
+        **{earlier_type: kind_by_type.get(layer_type, "") for earlier_type, layer_type in EARLIER_LAYER_TYPES.items()},
+        **kind_by_type,
     }
-    layer_kinds = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)]
+    layer_kinds = [kind_by_name.get(layer_type, "") for layer_type in config.texts(field_name)]
     depth = len(default_layer_kinds)
-    predicting_layers = config.data.get("num_nextn_predict_layers")
+    mtp_layer_count = config.data.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
-    if field == "layer_types" and is_json_integer(predicting_layers):
-        accepted_lengths.add(depth + predicting_layers)
+    if field_name == "layer_types" and is_json_integer(mtp_layer_count):
+        accepted_lengths.add(depth + mtp_layer_count)
     if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
-        unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
+        unknown_name = next(
+            (layer_type for layer_type in config.texts(field_name) if not kind_by_name.get(layer_type)), None
+        )
         if unknown_name is None:
             hint_text = length_hint(layer_kinds, default_layer_kinds)
         else:
@@ -511,7 +531,7 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
             hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"
-        raise config.error(field, field_value, f"{depth} times {' or '.join(name_of_type)}{hint_text}")
+        raise config.error(field_name, field_value, f"{depth} times {' or '.join(kind_by_type)}{hint_text}")
     return layer_kinds[:depth]
 
 
@@ -520,17 +540,17 @@ def length_hint(listed_values: Sequence[object], expected_values: Sequence[objec
     return "" if len(listed_values) == len(expected_values) else f" (the list has {len(listed_values)})"
 
 
-def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: int) -> None:
+def check_shared_layers(config: Config, layer_kinds: list[str], shared_layer_count: int) -> None:
     """Raises `InputError` if a layer that shares keys and values has no earlier layer of its kind.
 
     The last `num_kv_shared_layers` layers share.
     """
-    first_shared_layer = len(layer_kinds) - shared_layers
+    first_shared_layer = len(layer_kinds) - shared_layer_count
     missing_kinds = {*layer_kinds[max(first_shared_layer, 0) :]} - {*layer_kinds[: max(first_shared_layer, 0)]}
     if missing_kinds:
         raise config.error(
             "num_kv_shared_layers",
-            shared_layers,
+            shared_layer_count,
             f"layers of every kind ({', '.join(sorted(missing_kinds))}) below those",
         )
 
@@ -570,25 +590,25 @@ def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
     }
 
 
-def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Table:
+def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) -> Table:
     """Returns an encoder's stack, whose sliding layers attend equally far to both sides.
 
-    distance_of: function from the config's window to the distance on each side.
+    distance_of_window: function from the config's window to the distance on each side.
     """
     layer_variants = {layer_kind: dict(layer) for layer_kind, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *layer_variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
         if window is not None:
-            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of(window) + 1}
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of_window(window) + 1}
     return {**stack, **({"variants": layer_variants} if layer_variants else {})}
 
 
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
-def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
+def dense_or_moe_kinds(config: Config, depth: int, dense_layer_count: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default_layer_kinds = ["dense" if layer_index < first_dense else "moe" for layer_index in range(depth)]
+    default_layer_kinds = ["dense" if layer_index < dense_layer_count else "moe" for layer_index in range(depth)]
     if config.has("mlp_layer_types"):
         return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     return default_layer_kinds
@@ -599,10 +619,10 @@ def prediction(config: Config, norm: Table | None = None) -> Table:
 
     norm: the norms of a module; an RMSNorm with the config's `rms_norm_eps` by default.
     """
-    module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
+    mtp_module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
-        {"mtp": {"num_nextn_predict_layers": module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
-        if module_count and config.head == "lm"
+        {"mtp": {"num_nextn_predict_layers": mtp_module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
+        if mtp_module_count and config.head == "lm"
         else {}
     )
 
@@ -629,30 +649,30 @@ def uncounted_prediction(config: Config) -> None:
             config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")
 
 
-def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
+def stack_of_combined_kinds(*kinds_and_changes: tuple[list[str], Table]) -> Table:
     """Returns the stack fields of layers that differ in several components, such as attention and network.
 
-    kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
-        changes nothing is omitted. No two axes may change the same field.
+    kinds_and_changes: each is (the kind of each layer, kind → the fields that it changes). A component with one kind
+        that changes nothing is omitted. No two components may change the same field.
     """
-    varying_axes = [
-        (axis_layer_kinds, fields_by_kind)
-        for axis_layer_kinds, fields_by_kind in kind_axes
-        if any(fields_by_kind[layer_kind_of_axis] for layer_kind_of_axis in axis_layer_kinds)
+    varying_components = [
+        (component_kinds, fields_by_kind)
+        for component_kinds, fields_by_kind in kinds_and_changes
+        if any(fields_by_kind[component_kind] for component_kind in component_kinds)
     ]
-    if not varying_axes:
+    if not varying_components:
         return {}
     layer_kinds = [
-        "-".join(kinds) for kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
+        "-".join(kinds) for kinds in zip(*(component_kinds for component_kinds, _ in varying_components), strict=True)
     ]
     layer_variants: Table = {}
     for layer_index, layer_kind in enumerate(layer_kinds):
         layer_variants.setdefault(
             layer_kind,
             {
-                field: changed_value
-                for axis_layer_kinds, fields_by_kind in varying_axes
-                for field, changed_value in fields_by_kind[axis_layer_kinds[layer_index]].items()
+                field_name: changed_value
+                for component_kinds, fields_by_kind in varying_components
+                for field_name, changed_value in fields_by_kind[component_kinds[layer_index]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
@@ -684,10 +704,10 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
 
 
 def decoder_of_kinds(
-    config: Config, block: Table, final_norm: Table | None, *kind_axes: tuple[list[str], Table], **model: Any
+    config: Config, block: Table, final_norm: Table | None, *kinds_and_changes: tuple[list[str], Table], **model: Any
 ) -> Table:
-    """Returns a decoder-only model with several kinds of layers. kind_axes: as in `stack_of_combined_kinds`."""
-    return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kind_axes), **model)
+    """Returns a decoder-only model with several kinds of layers. kinds_and_changes: as in `stack_of_combined_kinds`."""
+    return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kinds_and_changes), **model)
 
 
 def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
@@ -696,19 +716,19 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {layer_kind: layer_configs[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
-    for block in used_kinds.values():
-        if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
+    used_configs = {layer_kind: layer_configs[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
+    for block in used_configs.values():
+        if all(table_with_changes(block, layer) == layer for layer in used_configs.values()):
             changes_by_kind = {
-                kind: {
+                layer_kind: {
                     field_name: field_value
                     for field_name, field_value in layer.items()
                     if block.get(field_name) != field_value
                 }
-                for kind, layer in used_kinds.items()
+                for layer_kind, layer in used_configs.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
-    raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")
+    raise AssertionError(f"none of the layers {', '.join(used_configs)} has only what the others have")
 
 
 def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
@@ -718,11 +738,11 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     """
     layer_kinds: list[str] = []
     layer_variants: Table = {}
-    kinds_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
+    kind_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for layer_index, (kind_label, layer_changes) in enumerate(layers):
-        variant_name = kinds_by_changes.get(repr(layer_changes))
+        variant_name = kind_by_changes.get(repr(layer_changes))
         if variant_name is None:
-            variant_name = kinds_by_changes[repr(layer_changes)] = (
+            variant_name = kind_by_changes[repr(layer_changes)] = (
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes

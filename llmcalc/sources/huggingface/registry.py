@@ -136,7 +136,9 @@ def typed_config(
 
 def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((model_type for model_type, names in library_class_names().items() if class_name in names), "")
+    return next(
+        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
+    )
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
@@ -146,13 +148,13 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
         (
             model_type
             for (stated_model_type, field_name), model_type in CODE_FIELDS.items()
-            if config_type == stated_model_type and _has_value(config_data, field_name)
+            if config_type == stated_model_type and _has_field_value(config_data, field_name)
         ),
         "",
     )
 
 
-def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
+def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
     """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
     table_name, _, field_name = field_path.rpartition(".")
     table = config_data.get(table_name) if table_name else config_data
@@ -191,11 +193,11 @@ def families_of_file(family_file: str) -> Mapping[str, Family]:
 
 def _with_defaults(family: Family, model_type: str) -> Family:
     """Returns a `Family` completed with its configuration class's defaults and fields, and its table of modules."""
-    class_type = family.class_model_type or model_type
+    class_model_type = family.class_model_type or model_type
     return replace(
         family,
-        defaults={**class_defaults(class_type), **family.defaults},
-        ignored_fields=family.ignored_fields | class_fields(class_type),
+        defaults={**class_defaults(class_model_type), **family.defaults},
+        ignored_fields=family.ignored_fields | class_fields(class_model_type),
         modules=family.modules or default_module_names(model_type),
     )
 
@@ -294,7 +296,9 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)
-    types_of_class = [model_type for model_type, names in library_class_names().items() if class_name in names]
+    types_of_class = [
+        model_type for model_type, class_names in library_class_names().items() if class_name in class_names
+    ]
     if types_of_class:
         return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
     undescribed_part = UNDESCRIBED_PARTS.get(config["model_type"].lower())

@@ -86,9 +86,9 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         default_sizes.setdefault(size_name, []).append(default_size)
         if not section_names or section_names[-1] in OTHER_TEXT_SECTIONS:
             default_text_sizes.setdefault(size_name, []).append(default_size)
-    for field in config_description.unknown_fields:
-        section_value = field.value if isinstance(field.value, dict) else {}
-        is_text_section = field.path in OTHER_TEXT_SECTIONS
+    for unknown_field in config_description.unknown_fields:
+        section_value = unknown_field.value if isinstance(unknown_field.value, dict) else {}
+        is_text_section = unknown_field.path in OTHER_TEXT_SECTIONS
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
             continue
         for name, size in section_value.items():
@@ -98,6 +98,6 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
             if is_compared and size not in compared_sizes.get(size_name, [size]):
                 size_text = f"a width, {short_repr(size)}" if name in WIDTHS else f"{name} = {short_repr(size)}"
                 raise InputError(
-                    f"{field.path}: a section with {size_text}, which the class of '{config_description.model_type}' "
-                    "does not read; expected the sizes where that class has them"
+                    f"{unknown_field.path}: a section with {size_text}, which the class of "
+                    f"'{config_description.model_type}' does not read; expected the sizes where that class has them"
                 )

@@ -85,13 +85,13 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_de
     is_decoder: whether the model has no encoder, so that BERT's segments are a leftover.
     """
     problem_texts = [
-        f"{field.path} (did you mean {field.intended_name}?)"
-        if field.intended_name
-        else f"{field.path} = {short_repr(field.value)}"
-        for field in unknown_fields
-        if not field.restates_read_field
-        and (field.intended_name or field.is_size)
-        and not (is_decoder and field.path.rpartition(".")[2] == SEGMENTS)
+        f"{unknown_field.path} (did you mean {unknown_field.intended_name}?)"
+        if unknown_field.intended_name
+        else f"{unknown_field.path} = {short_repr(unknown_field.value)}"
+        for unknown_field in unknown_fields
+        if not unknown_field.restates_read_field
+        and (unknown_field.intended_name or unknown_field.is_size)
+        and not (is_decoder and unknown_field.path.rpartition(".")[2] == SEGMENTS)
     ]
     if problem_texts:
         field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"

@@ -71,13 +71,13 @@ def gemma4_sections(towers: Towers) -> Table:
     """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
     config_sections: Table = {}
     if "vision_tower" in towers:
-        config_sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
+        config_sections["vision_config"] = _gemma4_vision_section(towers["vision_tower"], towers["embed_vision"])
     if "audio_tower" in towers:
-        config_sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
+        config_sections["audio_config"] = _gemma4_audio_section(towers["audio_tower"])
     return config_sections
 
 
-def _gemma4_vision(tower: Any, projector: Any) -> Table:
+def _gemma4_vision_section(tower: Any, projector: Any) -> Table:
     block = tower.stack.block
     heads = {
         "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
@@ -92,7 +92,7 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
     return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **size_fields, **flags, **layer_fields}
 
 
-def _gemma4_audio(tower: Any) -> Table:
+def _gemma4_audio_section(tower: Any) -> Table:
     size_fields = {
         "hidden_size": tower.hidden_size,
         "num_hidden_layers": tower.num_hidden_layers,

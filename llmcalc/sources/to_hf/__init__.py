@@ -83,10 +83,14 @@ def wrapper_class(spec: ModelSpec) -> str:
     """
     decoder, known_names = spec.model_copy(update={"towers": {}}), []
     for model_type, family_file in FILE_OF.items():
-        text_type = family_of(model_type).text_type
-        if not text_type or FILE_OF[text_type] != family_file or family_of(text_type).read_model is None:
+        text_model_type = family_of(model_type).text_type
+        if (
+            not text_model_type
+            or FILE_OF[text_model_type] != family_file
+            or family_of(text_model_type).read_model is None
+        ):
             continue
-        if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
+        if find_config(decoder, families=[(text_model_type, family_of(text_model_type))]) is not None:
             known_names += wrapper_names(model_type, lacks_head=False)[:1]
     return known_names[0] if len(known_names) == 1 else ""
 
@@ -128,14 +132,14 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
             or not family.has_text_class
         ):
             continue
-        if _is_likely(family, config_values):
+        if _is_likely_family(family, config_values):
             yield model_type, family
         else:
             unlikely_families.append((model_type, family))
     yield from unlikely_families
 
 
-def _is_likely(family: Family, config_values: ConfigValues) -> bool:
+def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
@@ -216,16 +220,18 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
-    for field in (field_aliases.get(field_name, field_name) for field_name in field_names):
+    for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
         try:
-            field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)
+            field_value = _value_of_field(
+                family, config_field, usual_names.get(config_field, config_field), config_values
+            )
         except NOT_THERE:
             continue
-        default_value = family.defaults.get(field)
-        if field not in config and (
-            field_value is not None or default_value is not None or field in family.field_writers
+        default_value = family.defaults.get(config_field)
+        if config_field not in config and (
+            field_value is not None or default_value is not None or config_field in family.field_writers
         ):
-            config[field] = default_value if _is_same_activation(field_value, default_value) else field_value
+            config[config_field] = default_value if _is_same_activation(field_value, default_value) else field_value
 
 
 def _is_same_activation(field_value: Any, default_value: Any) -> bool:
@@ -237,12 +243,12 @@ def _is_same_activation(field_value: Any, default_value: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, field: str, usual_name: str, config_values: ConfigValues) -> Any:
+def _value_of_field(family: Family, config_field: str, usual_name: str, config_values: ConfigValues) -> Any:
     """Returns a field's value by the family's rule, by an alias, or by the spec's field name.
 
     usual_name: the name of which the field's is the family's alias, or the field's own.
     """
-    field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
+    field_names = (usual_name, config_field, USUAL.get(usual_name, usual_name), USUAL.get(config_field, config_field))
     field_writer = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(field_writer):
         return field_writer(config_values)

@@ -22,7 +22,9 @@ def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     known_classes = library_class_names().get(model_type, [])
     return [
-        name for ending in _class_endings(known_classes, spec) for name in _classes_ending_with(known_classes, ending)
+        name
+        for class_ending in _class_endings(known_classes, spec)
+        for name in _classes_ending_with(known_classes, class_ending)
     ]
 
 

@@ -118,11 +118,13 @@ def _field_values(field_value: Any) -> int:
     return 1 + sum(map(_field_values, inner_values))
 
 
-def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
+def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {layer_kind: _plain_values(stack.layer(layer_kind), hidden) for layer_kind in dict.fromkeys(layer_kinds)}
-    stack_fields = (
+    table_by_kind = {
+        layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
+    }
+    field_names = (
         field_name
         for field_name in Stack.model_fields
         if field_name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
@@ -130,14 +132,18 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{field_name: _plain_values(getattr(stack, field_name), hidden) for field_name in stack_fields},
+        **{field_name: _plain_values(getattr(stack, field_name), hidden_size) for field_name in field_names},
     }
-    first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
+    first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in table_by_kind}
     owner_indices = [
-        first_indices[name] if name in stack.shared_layers else layer_index
-        for layer_index, name in enumerate(layer_kinds)
+        first_layer_by_kind[layer_kind] if layer_kind in stack.shared_layers else layer_index
+        for layer_index, layer_kind in enumerate(layer_kinds)
     ]
-    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
+    return {
+        **stack_table,
+        "shared_layers": owner_indices,
+        "layers": [table_by_kind[layer_kind] for layer_kind in layer_kinds],
+    }
 
 
 def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:
@@ -152,21 +158,23 @@ def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) 
     }
 
 
-def _plain_values(field_value: Any, hidden: int) -> Any:
-    """Converts components to tables and tuples to lists. hidden: the residual width, for a default head size."""
+def _plain_values(field_value: Any, hidden_size: int) -> Any:
+    """Converts components to tables and tuples to lists. hidden_size: the residual width, for a default head size."""
     if isinstance(field_value, Stack):
-        return _stack_tables(field_value, hidden)
+        return _stack_tables(field_value, hidden_size)
     if isinstance(field_value, Part):
-        hidden = getattr(field_value, "hidden_size", None) or hidden  # vision and audio encoders have their own width
+        hidden_size = (
+            getattr(field_value, "hidden_size", None) or hidden_size
+        )  # vision and audio encoders have their own width
         part_table = {
-            field_name: _plain_values(getattr(field_value, field_name), hidden)
+            field_name: _plain_values(getattr(field_value, field_name), hidden_size)
             for field_name in type(field_value).model_fields
             if field_name not in NUMERICS
         }
         if isinstance(field_value, Norm):
             part_table["bias"] = field_value.has_bias
         if isinstance(field_value, Attention):
-            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden)
+            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden_size)
             part_table["v_head_dim"] = field_value.v_head_dim or part_table["head_dim"]
             if isinstance(field_value.position, Rope):
                 part_table["position"] = {
@@ -175,7 +183,9 @@ def _plain_values(field_value: Any, hidden: int) -> Any:
                 }
         return part_table
     if isinstance(field_value, dict):
-        return {field_name: _plain_values(nested_value, hidden) for field_name, nested_value in field_value.items()}
+        return {
+            field_name: _plain_values(nested_value, hidden_size) for field_name, nested_value in field_value.items()
+        }
     if isinstance(field_value, list | tuple):
-        return [_plain_values(list_element, hidden) for list_element in field_value]
+        return [_plain_values(list_element, hidden_size) for list_element in field_value]
     return "gelu_tanh" if field_value == "gelu_new" else field_value

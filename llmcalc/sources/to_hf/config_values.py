@@ -59,8 +59,11 @@ class ConfigValues:
         """Every component of the text model, outer before inner components, layers in execution order."""
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
-            layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
-            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _nested_components(layer))]
+            layers_by_id = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
+            parts += [
+                stack,
+                *(inner_part for layer in layers_by_id.values() for inner_part in _nested_components(layer)),
+            ]
             parts += [
                 inner_part
                 for field_name in type(stack).model_fields
@@ -162,8 +165,12 @@ class ConfigValues:
     @property
     def rotary_position(self) -> Rope:
         """The rotary position encoding, of a layer without a window if layers differ."""
-        layers = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
-        return require_present(next((position for _, position in layers if isinstance(position, Rope)), None))
+        windows_and_positions = sorted(
+            zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None
+        )
+        return require_present(
+            next((position for _, position in windows_and_positions if isinstance(position, Rope)), None)
+        )
 
     @property
     def position_rows(self) -> int:

@@ -41,10 +41,10 @@ def build_job(
     microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
     training_job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
-    longest_tokens = longest_pass(spec)
-    if longest_tokens is not None and training_job.seq > longest_tokens:
+    max_tokens = longest_pass(spec)
+    if max_tokens is not None and training_job.seq > max_tokens:
         raise InputError(
-            f"--seq: {training_job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}"
+            f"--seq: {training_job.seq} tokens do not fit the learned positions; expected at most {max_tokens}"
         )
     training_job.require_supported()
     process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))

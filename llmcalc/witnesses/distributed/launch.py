@@ -60,9 +60,9 @@ def run_processes(
 
 
 def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
+    with socket.socket() as listening_socket:
+        listening_socket.bind(("127.0.0.1", 0))
+        port: int = listening_socket.getsockname()[1]
         return port
 
 

@@ -109,7 +109,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     return styles_by_path
 
 
-def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
+def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
     """Applies `fully_shard` to every layer and then to the model.
 
     The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.
@@ -118,7 +118,12 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
     precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer_index, layer in enumerate(module.layers):
         is_last_layer = layer_index == len(module.layers) - 1
-        fully_shard(layer, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=reshard and not is_last_layer)
+        fully_shard(
+            layer,
+            mesh=mesh,
+            mp_policy=precision_policy,
+            reshard_after_forward=reshards and not is_last_layer,
+        )
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)

@@ -68,7 +68,7 @@ class RankStorageTracker(CpuStorageTracker):
     def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        use_counts = [leaf._use_count() for leaf in tensors]
+        reference_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
             *output_tensors, work_handle = output
@@ -82,9 +82,9 @@ class RankStorageTracker(CpuStorageTracker):
         elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)
-            use_counts.append(1)
+            reference_counts.append(1)
         if func._opname not in POINT_TO_POINT:
-            wait_for_release(tensors, use_counts)
+            wait_for_release(tensors, reference_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._track_tensor(tensor, func)
@@ -175,8 +175,8 @@ def losses_of_one_process(training_job: TrainingJob) -> list[float]:
 
 
 def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
-    matrices = layer_matrices(model)
-    parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
+    matrix_ids = layer_matrices(model)
+    parameters = [(parameter, id(parameter) in matrix_ids) for parameter in model.parameters()]
     return list(
         build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.has_momentum)
     )

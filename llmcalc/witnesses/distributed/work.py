@@ -73,9 +73,9 @@ def _end_with_parent() -> None:
 def main(job_path: str) -> None:
     """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    every_result = run_jobs([job_from_json(job_line) for job_line in Path(job_path).read_text().splitlines()])
+    job_results = run_jobs([job_from_json(job_line) for job_line in Path(job_path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
-        print(json.dumps(every_result))
+        print(json.dumps(job_results))
 
 
 if __name__ == "__main__":

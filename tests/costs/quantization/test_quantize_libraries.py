@@ -41,7 +41,7 @@ def parts_of(**quantization: Any) -> StoredBytes:
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
     names = checkpoint_of({"model_type": "llama"}).names(DENSE.tree(), DENSE.kind)
-    return quantized_size(DENSE, scheme, module_names=names).by_part
+    return quantized_size(DENSE, scheme, module_names_of=names).by_part
 
 
 BY_HAND: dict[str, tuple[dict[str, Any], StoredBytes]] = {
@@ -393,7 +393,7 @@ def test_a_model_has_the_bytes_that_quark_exports(
     spec = spec_of(config)
     assert scheme_of_quark is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme_of_quark, module_names=names).total == total
+    assert quantized_size(spec, scheme_of_quark, module_names_of=names).total == total
 
 
 def test_a_block_size_that_transformers_does_not_read_changes_no_byte() -> None:

@@ -35,7 +35,7 @@ def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]
     """The bytes of a checkpoint with the modules of `config`'s classes and this `quantization_config`."""
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
-    return quantized_size(spec, scheme, module_names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
+    return quantized_size(spec, scheme, module_names_of=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
 
 
 def of_llama(**quantization: Any) -> StoredBytes:
@@ -251,7 +251,7 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
         assert scheme is not None
         names = checkpoint_of(PREDICTING).names(spec.tree(), spec.kind)
-        return quantized_size(spec, scheme, included_parts=include, module_names=names)
+        return quantized_size(spec, scheme, included_parts=include, module_names_of=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
     module = (
@@ -276,7 +276,7 @@ def test_entries_that_another_entry_covers_or_that_name_encoders_are_no_mistakes
     scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
     assert scheme is not None
     spec = spec_of(PREDICTING)
-    size = quantized_size(spec, scheme, module_names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
+    size = quantized_size(spec, scheme, module_names_of=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
     assert not [note for note in size.scheme.notes() if "not in this model" in note]
 
 
@@ -343,7 +343,7 @@ def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
     scheme = scheme_of_config({**config, "quantization_config": table})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names=names).total == total
+    assert quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names_of=names).total == total
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     spec, scheme = load("qwen3.5-9b").model, scheme_of_config({**config, "quantization": EIGHT_BITS})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    counted = quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names=names).total
+    counted = quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names_of=names).total
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
 
 

@@ -234,7 +234,7 @@ def test_gemma_with_quantized_tables() -> None:
     assert scheme is not None
     assert described.checkpoint is not None
     names = described.checkpoint.names(described.model.tree(), described.model.kind)
-    size = quantized_size(described.model, scheme, module_names=names)
+    size = quantized_size(described.model, scheme, module_names_of=names)
     model = replace_with_quant_layers(
         build_class_model(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"]
     )

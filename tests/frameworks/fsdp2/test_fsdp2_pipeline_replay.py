@@ -114,14 +114,14 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
         return ranks, {key: rank.pass_traces for key, rank in cluster.run.recorded_ranks(run.cuda_runtime).items()}
 
     shortened: list[bool] = []
-    record_traces = pipeline_replay._recorded_traces
+    record_traces = pipeline_replay._record_traces
 
     def watched(setup: Any, chunks: Any, stacks: Any) -> Any:
         traces = record_traces(setup, chunks, stacks)
         shortened.append(any(stacks))
         return traces
 
-    monkeypatch.setattr(pipeline_replay, "_recorded_traces", watched)
+    monkeypatch.setattr(pipeline_replay, "_record_traces", watched)
     few = recorded()
     assert shortened
     assert all(shortened)

@@ -191,7 +191,7 @@ def test_sharded_weights_are_each_ranks_part() -> None:
         sharded = ShardedWeights(
             run.chunks[0].parameters, run.settings, layout, run.coordinates._replace(dp=dp), run.meter
         )
-        sizes += [size for bucket in sharded.buckets for size in sharded._sizes_on_rank(bucket)]
+        sizes += [size for bucket in sharded.buckets for size in sharded._shard_sizes_on_rank(bucket)]
     assert sum(sizes) == sum(parameter.size for parameter in run.chunks[0].parameters)
     for bucket in run.sharded_weights.buckets:
         ranges = sorted(bucket.parameter_ranges)

@@ -43,9 +43,9 @@ class AdapterKernels(DiscardedOutputKernels):
             del x
             lora_output = self.transformer_engine_column_linear(low_rank_output, lora_b, None, [], None)
         else:
-            low_rank_output = self._gather_columns(self._core_product(self._with_dropout(x, adapters), lora_a))
+            low_rank_output = self._gather_columns(self._core_linear(self._with_dropout(x, adapters), lora_a))
             del x
-            lora_output = self._core_product(low_rank_output, lora_b)
+            lora_output = self._core_linear(low_rank_output, lora_b)
         del low_rank_output
         return self._add_scaled(layer_output, lora_output)
 
@@ -60,7 +60,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters.library == "mcore-bridge":
             lora_output = self.unsharded_linear(self.engine_row_linear(x, lora_a), lora_b)
         else:
-            lora_output = self._gather_columns(self._core_product(self._core_product(x, lora_a), lora_b))
+            lora_output = self._gather_columns(self._core_linear(self._core_linear(x, lora_a), lora_b))
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
                 received_rows = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
                 lora_output = self.aten.split(lora_output, received_rows, 0)[0]
@@ -79,8 +79,8 @@ class AdapterKernels(DiscardedOutputKernels):
             low_rank_x = self.unsharded_linear(x, lora_a)
             lora_output = self.unsharded_linear(low_rank_x, lora_b)
         else:
-            low_rank_x = self._gather_columns(self._core_product(x, lora_a))
-            lora_output = self._gather_columns(self._core_product(low_rank_x, lora_b))
+            low_rank_x = self._gather_columns(self._core_linear(x, lora_a))
+            lora_output = self._gather_columns(self._core_linear(low_rank_x, lora_b))
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
@@ -100,8 +100,8 @@ class AdapterKernels(DiscardedOutputKernels):
             lora_output = self.grouped_product(low_rank_x, [lora_b for _, lora_b in adapter_weights])
         else:
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
-            low_rank_x = self._core_product(x, lora_a)
-            lora_output = self._core_product(low_rank_x, lora_b)
+            low_rank_x = self._core_linear(x, lora_a)
+            lora_output = self._core_linear(low_rank_x, lora_b)
         self.in_expert = was_in_expert
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
@@ -112,22 +112,22 @@ class AdapterKernels(DiscardedOutputKernels):
         self,
         operation: Step,
         adapters: ParallelAdapters,
-        tensor_role: str,
+        linear_role: str,
         input_width: Number,
         output_width: Number,
-        expert: str = "",
+        expert_index: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Returns this rank's shard of an adapter's weights A and B. expert: the expert; empty for other layers.
+        """Returns this rank's shard of an adapter's weights A and B. expert_index: the expert; empty for other layers.
 
         The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
         """
-        tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and tensor_role != "expert" else 1
-        lora_rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
-        local_width = output_width // tp if tensor_role in ("row", "matrix") else output_width
+        tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and linear_role != "expert" else 1
+        lora_rank = adapters.rank // tp if linear_role in ("column", "matrix") else adapters.rank
+        local_width = output_width // tp if linear_role in ("row", "matrix") else output_width
         shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{expert}", shape))
+            self.with_role(linear_role, partial(self.weight, f"{operation.name}.{name}.weight{expert_index}", shape))
             for name, shape in shapes_by_name.items()
         )
         self.in_adapter = False
@@ -137,17 +137,17 @@ class AdapterKernels(DiscardedOutputKernels):
         """Returns an adapter's input after dropout, whose mask is saved."""
         return self.dropout(x) if adapters.dropout else x
 
-    def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _core_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs a Megatron-Core linear layer on rows that no rank divides, with all-reduces in place."""
         self.persistent.use_torch_workspace("forward")
-        product_output, input_shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
+        linear_output, input_shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(*input_shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 
-        self.record_node("linear", (x, weight), [product_output], backward, x)
-        return product_output
+        self.record_node("linear", (x, weight), [linear_output], backward, x)
+        return linear_output
 
     def _gather_columns(self, x: Tensor) -> Tensor:
         """Returns the columns of all tensor-parallel ranks (mappings.py, `_gather_along_last_dim`)."""

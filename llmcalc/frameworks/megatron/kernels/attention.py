@@ -36,7 +36,7 @@ NOT_MODELLED = {
 def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(
-        name for option_name, name in NOT_MODELLED.items() if operation.options.get(option_name)
+        feature_name for option_name, feature_name in NOT_MODELLED.items() if operation.options.get(option_name)
     )
     if not feature_names:
         return ""
@@ -52,17 +52,17 @@ class AttentionKernels(LinearKernels):
 
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, because training has no cache."""
-        for cache_entry, new_entry in zip(operation.output_values, operation.input_values, strict=True):
-            self.bind(cache_entry, self.tensor_of(new_entry))
+        for output_value, input_value in zip(operation.output_values, operation.input_values, strict=True):
+            self.bind(output_value, self.tensor_of(input_value))
 
-    def tensor_of(self, recorded_value: Value) -> Tensor:
+    def tensor_of(self, program_value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, its base tensor."""
-        tensor = self.values.get(id(recorded_value))
+        tensor = self.values.get(id(program_value))
         if tensor is not None:
             return tensor
-        if recorded_value.view_source is None:
+        if program_value.view_source is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.tensor_of(recorded_value.view_source)
+        return self.tensor_of(program_value.view_source)
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
@@ -75,17 +75,17 @@ class AttentionKernels(LinearKernels):
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
     def split_product(
-        self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
+        self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.output_values[0].axes[0].name not in HEADS for operation in fused_operations):
-            return super().split_product(fused_operations, product, output_widths)
-        qkv_parts = self.split_columns(product, output_widths)
+            return super().split_product(fused_operations, linear_output, output_widths)
+        qkv_parts = self.split_columns(linear_output, output_widths)
         heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
         query_groups = min(heads)
         # [groups, queries of a group]: no view of heads
         if len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups:
-            del product
+            del linear_output
             for i in (0, 3)[: len(fused_operations) - 2]:
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
         return qkv_parts
@@ -147,18 +147,18 @@ class AttentionKernels(LinearKernels):
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
         output_width = operation.output_values[0].width
 
-        def run_attention(inputs: Sequence[Tensor]) -> Tensor:
-            q, k, v = inputs
+        def run_attention(input_tensors: Sequence[Tensor]) -> Tensor:
+            q, k, v = input_tensors
             return self.attention(q, k, v, heads, kv_heads, output_width, has_mask)
 
-        inputs = [q, k, v]
+        qkv = [q, k, v]
         del q, k, v
-        self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), inputs, strict=True))
+        self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), qkv, strict=True))
         if self.rank_choices.recompute_core:
-            attention_output = self.checkpoint(run_attention, inputs)
+            attention_output = self.checkpoint(run_attention, qkv)
         else:
-            attention_output = run_attention(inputs)
-        del inputs
+            attention_output = run_attention(qkv)
+        del qkv
         self.bind(operation.output_values[0], attention_output)
 
     def attention(
@@ -187,27 +187,27 @@ class AttentionKernels(LinearKernels):
         qkv = (q, k, v)
         shares_storage = q.storage is k.storage
         input_shapes = [x.shape for x in qkv]
-        product_shape = (row_count, q.strides[0]) if shares_storage else None
-        output = self.new_tensor(row_count, output_width)
+        fused_qkv_shape = (row_count, q.strides[0]) if shares_storage else None
+        attn_output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            if product_shape is None:
+            if fused_qkv_shape is None:
                 input_gradients = [
                     autograd_graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes
                 ]
                 self.cudnn_workspace(query_sums_shape, heads)
                 return input_gradients
-            product_gradient = autograd_graph.new_tensor(product_shape, output_gradient.dtype)
+            fused_qkv_gradient = autograd_graph.new_tensor(fused_qkv_shape, output_gradient.dtype)
             self.cudnn_workspace(query_sums_shape, heads)
             return [
-                Tensor(input_shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
+                Tensor(input_shape, output_gradient.dtype, fused_qkv_gradient.storage, fused_qkv_gradient.strides)
                 for input_shape in input_shapes
             ]
 
-        self.record_node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
-        return self.all_to_all_output(output)
+        self.record_node("attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
+        return self.all_to_all_output(attn_output)
 
     def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass.
@@ -261,23 +261,23 @@ class AttentionKernels(LinearKernels):
     ) -> Tensor:
         """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
         autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
-        row_count, key_rows = q.shape[0], k.shape[0]
+        row_count, key_row_count = q.shape[0], k.shape[0]
         if kv_heads != heads:  # keys and values repeated for each query head
-            repeated_shape = (key_rows, q.shape[1])
+            repeated_shape = (key_row_count, q.shape[1])
             q = self.contiguous(q)
             k = self.copy_reordered("repeat", k, repeated_shape)
-            v = self.copy_reordered("repeat", v, (key_rows, width))
+            v = self.copy_reordered("repeat", v, (key_row_count, width))
         self.persistent.use_torch_workspace("forward")
-        scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
+        scores_shape = (batch * heads * (row_count // batch), key_row_count // batch)
         uses_transformer_engine = kernel_choices.uses_transformer_engine
         attention_mask = None
         if is_masked and uses_transformer_engine:
-            attention_mask = autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
+            attention_mask = autograd_graph.new_tensor((row_count, key_row_count // batch), BOOL)
         if uses_transformer_engine:
-            added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
+            baddbmm_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
-            added_input = None
+            baddbmm_input = None
         input_shapes = q.shape, k.shape
 
         def scores_backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -292,11 +292,11 @@ class AttentionKernels(LinearKernels):
 
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.record_node("scores", (q, k), [raw_scores], scores_backward, q, k)
-        del added_input, q, k
-        is_fused = uses_transformer_engine or self.has_fused_softmax(
-            batch * heads, row_count // batch, key_rows // batch
+        del baddbmm_input, q, k
+        has_fused_softmax = uses_transformer_engine or self.has_fused_softmax(
+            batch * heads, row_count // batch, key_row_count // batch
         )
-        attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
+        attention_probs = self.fused_softmax(raw_scores) if has_fused_softmax else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
             attention_probs = self.masked_copy(attention_probs, attention_mask)
         del attention_mask

@@ -77,9 +77,12 @@ class ElementwiseKernels(AttentionKernels):
                 ),
             )
             return
-        gate = self.gate_and_up(operation)
+        gate_and_up_output = self.gate_and_up(operation)
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(operation.output_values[0], self.gated_activation(gate, bias, operation.output_values[0].width))
+        self.bind(
+            operation.output_values[0],
+            self.gated_activation(gate_and_up_output, bias, operation.output_values[0].width),
+        )
 
     def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the fused gate-and-up projection's output. Raises `UnsupportedKernel` for separate projections."""

@@ -26,13 +26,17 @@ class ExpertKernels(HeadKernels):
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
+            remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
             if not self.rank_choices.shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
+            module_scope.items = [
+                *remaining_items[:router_position],
+                *shared_experts,
+                *remaining_items[router_position:],
+            ]
         super()._index_operations(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
@@ -117,14 +121,14 @@ class ExpertKernels(HeadKernels):
         routing_mask = autograd_graph.new_tensor((row_count, expert_count), BOOL)
         del position_map
         router_probs = autograd_graph.new_tensor((row_count, expert_count), dtype)
-        saved_by_router = [expert_indices, *saved_scores]
+        tensors_to_save = [expert_indices, *saved_scores]
         if self.rank_choices.capacity_factor is not None:
-            saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), BOOL))
+            tensors_to_save.append(autograd_graph.new_tensor((row_count, expert_count), BOOL))
             router_probs = autograd_graph.new_tensor((row_count, expert_count), dtype)
         if self.rank_choices.has_auxiliary_loss:
-            saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
+            tensors_to_save.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
         if self.rank_choices.has_z_loss:  # logsumexp
-            saved_by_router += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
+            tensors_to_save += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
         has_aux_loss = self.rank_choices.has_auxiliary_loss
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -133,7 +137,7 @@ class ExpertKernels(HeadKernels):
             del aux_gradient
             return [logits_gradient]
 
-        self.record_node("routing", (logits,), [router_probs], backward, routing_mask, *saved_by_router)
+        self.record_node("routing", (logits,), [router_probs], backward, routing_mask, *tensors_to_save)
         local_tensors = self.frames[-1].local_tensors
         local_tensors["probs"], local_tensors["routing_map"] = router_probs, routing_mask
 
@@ -202,20 +206,26 @@ class ExpertKernels(HeadKernels):
         group_size = kernel_choices.ep * kernel_choices.etp
         probs = local_tensors["probs"]
         routing_mask = local_tensors["routing_map"]
-        all_rows, local_experts, dtype = row_count * group_size, self.local_experts, local_tensors["probs"].dtype
+        gathered_row_count, local_expert_count, dtype = (
+            row_count * group_size,
+            self.local_experts,
+            local_tensors["probs"].dtype,
+        )
         expert_row_count = self.received_rows(row_count)
         if group_size > 1:
-            routing_mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
-            probs = self.move_rows("gather", probs, all_rows)
-            self.persistent.grow_gather_buffer(2 * all_rows * row_width)
-            x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, row_width), x.dtype, self.empty_storage))
-        local_routing_map = autograd_graph.new_tensor((all_rows, local_experts), BOOL)
+            routing_mask = autograd_graph.new_tensor((gathered_row_count, self.all_experts), BOOL)
+            probs = self.move_rows("gather", probs, gathered_row_count)
+            self.persistent.grow_gather_buffer(2 * gathered_row_count * row_width)
+            x = self.node_with_new_gradients(
+                "gather", (x,), Tensor((gathered_row_count, row_width), x.dtype, self.empty_storage)
+            )
+        local_routing_map = autograd_graph.new_tensor((gathered_row_count, local_expert_count), BOOL)
         local_probs = self.node_with_new_gradients(
-            "slice", (probs,), autograd_graph.new_tensor((all_rows, local_experts), dtype)
+            "slice", (probs,), autograd_graph.new_tensor((gathered_row_count, local_expert_count), dtype)
         )
         del probs, routing_mask
-        expert_rows, row_map = self.permute(x, expert_row_count, all_rows, local_experts, None)
-        transposed_probs = autograd_graph.new_tensor((local_experts, all_rows), dtype)
+        expert_rows, row_map = self.permute(x, expert_row_count, gathered_row_count, local_expert_count, None)
+        transposed_probs = autograd_graph.new_tensor((local_expert_count, gathered_row_count), dtype)
         row_probs = autograd_graph.new_tensor((expert_row_count, 1), dtype)
         self.node_with_new_gradients("masked_select", (local_probs,), row_probs, transposed_probs)
         del transposed_probs, local_probs
@@ -258,11 +268,11 @@ class ExpertKernels(HeadKernels):
     def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
-        rows_shape, dtype = y.shape, y.dtype
-        token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
+        outputs_shape, dtype = y.shape, y.dtype
+        token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
         if not self.rank_choices.fuses_permutation and self.rank_choices.is_deterministic:
             # made twice (moe_utils.py, `unpermute`)
-            token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
+            token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y]
             if self.rank_choices.is_deterministic and not self.rank_choices.fuses_permutation
@@ -317,25 +327,32 @@ class ExpertKernels(HeadKernels):
         hybrid_ep.cu, `dispatch_with_permute`.
         """
         kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
-        ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
+        rank_count, local_expert_count, probs = (
+            kernel_choices.ep * kernel_choices.etp,
+            self.local_experts,
+            local_tensors["probs"],
+        )
         if probs.dtype is not FLOAT32:
             probs = self.aten.to(probs, FLOAT32)
-        row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
+        row_count, column_count = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
-            probs = self.copy_reordered("expand", probs, (tokens, columns))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, column_count), BOOL))
+            probs = self.copy_reordered("expand", probs, (tokens, column_count))
         dispatch_handle = [
-            autograd_graph.new_tensor((tokens, ranks), INT32),
+            autograd_graph.new_tensor((tokens, rank_count), INT32),
             autograd_graph.new_tensor((tokens, 1), BOOL),
-            autograd_graph.new_tensor((tokens * ranks, local_experts), BOOL),
-            autograd_graph.new_tensor((tokens * ranks, local_experts), INT32),
+            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), BOOL),
+            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), INT32),
         ]
         expert_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
         row_probs = autograd_graph.new_tensor((row_count, 1), FLOAT32)
         x_shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(x_shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
+            return [
+                autograd_graph.new_tensor(x_shape, BFLOAT16),
+                autograd_graph.new_tensor((tokens, column_count), FLOAT32),
+            ]
 
         self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
@@ -423,17 +440,17 @@ class ExpertKernels(HeadKernels):
         self.forget(input_layers[0].input_values[0].storage)
         del x, probs
         expert_outputs: list[Tensor] = []
-        for i, (expert_input, part_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
+        for i, (expert_input, expert_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
             expert_output = self.expert_linear(input_layers[0], expert_input, i, input_width, inner_width, "column")
             if has_gate:
                 if self.rank_choices.fuses_bias_and_activation:
-                    activation = self.weighted_glu(expert_output, part_probs, hidden_width)
+                    activation = self.weighted_glu(expert_output, expert_probs, hidden_width)
                 else:
                     activation = self.multiply_by_probabilities(
-                        self.gated_activation(expert_output, None, hidden_width), part_probs
+                        self.gated_activation(expert_output, None, hidden_width), expert_probs
                     )
             else:
-                activation = self.multiply_by_probabilities(self.activation(expert_output, None), part_probs)
+                activation = self.multiply_by_probabilities(self.activation(expert_output, None), expert_probs)
             del expert_output
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
@@ -564,14 +581,14 @@ class ExpertKernels(HeadKernels):
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
-        product = autograd_graph.new_tensor((shape[0], output_width), x.dtype)
-        probs_format = (probs.shape, probs.dtype)
+        weighted_output = autograd_graph.new_tensor((shape[0], output_width), x.dtype)
+        probs_spec = (probs.shape, probs.dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
+            return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_spec)]
 
-        self.record_node("weighted_glu", (x, probs), [product], backward, x, probs)
-        return product
+        self.record_node("weighted_glu", (x, probs), [weighted_output], backward, x, probs)
+        return weighted_output
 
     def has_expert_rows(self, operation: Step) -> bool:
         """Whether an operation computes on token rows that were sent to experts."""
@@ -607,8 +624,8 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     end_position = scope_positions[-1] + 1
     gate_positions = [
         i
-        for i, item in enumerate(scope_items)
-        if isinstance(item, Step) and item.node_fields.get("kind") == "shared_expert"
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Step) and scope_item.node_fields.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(

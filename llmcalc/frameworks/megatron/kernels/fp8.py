@@ -71,8 +71,8 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     return (
         [
             4 * tensor_count
-            for tensors in (3, 2)
-            for tensor_count in (tensors, tensors * kernel_choices.amax_history_length)
+            for group_size in (3, 2)
+            for tensor_count in (group_size, group_size * kernel_choices.amax_history_length)
         ]
         if kernel_choices.fp8_recipe == "delayed"
         else []
@@ -98,26 +98,30 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
+        )
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
         return first_bf16_layers <= layer_index < kernel_choices.model_layers - last_bf16_layers
 
     def quantize(
-        self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
+        self, row_count: Number, row_width: Number, needs_rowwise: bool = True, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
             return QuantizedTensor(
-                [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
-                [self.graph.new_tensor(*spec) for spec in column_specs] if by_columns else [],
+                [self.graph.new_tensor(*spec) for spec in row_specs] if needs_rowwise else [],
+                [self.graph.new_tensor(*spec) for spec in column_specs] if needs_columnwise else [],
             )
-        row_tensors = [self.graph.new_tensor(*row_specs[0])] if by_rows or not kernel_choices.saves_transposed else []
+        row_tensors = (
+            [self.graph.new_tensor(*row_specs[0])] if needs_rowwise or not kernel_choices.saves_transposed else []
+        )
         transposed_tensors = (
-            [self.graph.new_tensor(*column_specs[0])] if by_columns and kernel_choices.saves_transposed else []
+            [self.graph.new_tensor(*column_specs[0])] if needs_columnwise and kernel_choices.saves_transposed else []
         )
         row_scale = self.graph.new_tensor(*row_specs[1])
         if not kernel_choices.saves_transposed:
@@ -127,7 +131,7 @@ class Fp8Kernels(DeltaKernels):
         )
 
     def quantize_experts(
-        self, row_count: Number, width: Number, expert_count: int, by_columns: bool = True
+        self, row_count: Number, width: Number, expert_count: int, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
@@ -135,7 +139,9 @@ class Fp8Kernels(DeltaKernels):
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
         """
         if self.rank_choices.fp8_recipe in ONE_SCALE:
-            quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
+            quantized_experts = [
+                self.quantize(row_count, width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
+            ]
             return QuantizedTensor(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rowwise],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columnwise],
@@ -145,10 +151,12 @@ class Fp8Kernels(DeltaKernels):
             nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
-        return QuantizedTensor(row_buffers, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
+        return QuantizedTensor(
+            row_buffers, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if needs_columnwise else []
+        )
 
     def gather_quantized(
-        self, row_count: Number, row_width: Number, by_rows: bool, by_columns: bool
+        self, row_count: Number, row_width: Number, needs_rowwise: bool, needs_columnwise: bool
     ) -> tuple[QuantizedTensor, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
         row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
@@ -157,7 +165,7 @@ class Fp8Kernels(DeltaKernels):
                 f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; "
                 f"expected multiples of {row_multiple}"
             )
-        quantized_tensor = self.quantize(row_count, row_width, by_rows, by_columns)
+        quantized_tensor = self.quantize(row_count, row_width, needs_rowwise, needs_columnwise)
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
@@ -168,8 +176,8 @@ class Fp8Kernels(DeltaKernels):
 
     def quantize_weight(self, weight: Tensor) -> None:
         """Allocates a weight's 8-bit copy and scales at the first use, and never frees them."""
-        data_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
-        self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
+        buffer_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
+        self.persistent.keep_quantized_weight(weight, [*buffer_sizes, *state_sizes(self.rank_choices)])
 
     @property
     def gathers_rowwise_only(self) -> bool:
@@ -194,7 +202,9 @@ class Fp8Kernels(DeltaKernels):
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.empty_like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
-        quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
+        quantized_input = self.quantize(
+            local_rows, n_in, needs_columnwise=not gathers_rowwise_only and self.graph.enabled
+        )
         del norm_output
         self.quantize_weight(weight)
         has_user_buffers = self.rank_choices.has_user_buffers
@@ -266,7 +276,7 @@ class Fp8Kernels(DeltaKernels):
         gathers_rowwise_only = self.gathers_rowwise_only and self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
         row_count, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
-        quantized_input = self.quantize(local_rows, n_in, by_columns=False)
+        quantized_input = self.quantize(local_rows, n_in, needs_columnwise=False)
         self.quantize_weight(weight)
         gathered_input = self.gather_quantized(row_count, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
@@ -345,7 +355,7 @@ class Fp8Kernels(DeltaKernels):
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
         follows_attention = any(
-            gate_layer.verb == "attention" for gate_layer in direct_steps(self.module_of_step[id(operation)])
+            module_step.verb == "attention" for module_step in direct_steps(self.module_of_step[id(operation)])
         )
         saves_16_bits = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_16_bits, self.rank_choices.sequence_parallel)
@@ -362,30 +372,30 @@ class Fp8Kernels(DeltaKernels):
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(
-        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_divided: bool
+        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_scattered: bool
     ) -> Tensor:
         """Runs a linear layer with 8-bit inputs.
 
-        saves_16_bits: whether the saved input has 16 bits. is_divided: whether output rows are reduce-scattered.
+        saves_16_bits: whether the saved input has 16 bits. is_scattered: whether output rows are reduce-scattered.
         """
         (n_rows, n_in), n_out = x.shape, weight.shape[0]
-        quantized_input = self.quantize(n_rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
+        quantized_input = self.quantize(n_rows, n_in, needs_columnwise=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        uses_user_buffers = self.rank_choices.has_user_buffers and is_divided
+        uses_user_buffers = self.rank_choices.has_user_buffers and is_scattered
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(self.local_rows(n_rows) if uses_user_buffers else n_rows, n_out)
-        if is_divided and not uses_user_buffers:
+        if is_scattered and not uses_user_buffers:
             layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if uses_user_buffers:
                 quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
-            elif is_divided:
+            elif is_scattered:
                 local_gradients = [
-                    self.quantize(self.local_rows(n_rows), n_out, by_columns=not self.gathers_rowwise_only)
+                    self.quantize(self.local_rows(n_rows), n_out, needs_columnwise=not self.gathers_rowwise_only)
                 ]
                 gathered_gradient, sorting_buffers = self.gather_quantized(n_rows, n_out, True, True)
                 quantized_gradients = [gathered_gradient]
@@ -394,7 +404,7 @@ class Fp8Kernels(DeltaKernels):
             else:
                 quantized_gradients = [self.quantize(n_rows, n_out)]
             requantized_input = (
-                [self.quantize(n_rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
+                [self.quantize(n_rows, n_in, needs_rowwise=self.gathers_rowwise_only)] if saves_16_bits else []
             )
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(n_rows, n_in)
@@ -402,7 +412,7 @@ class Fp8Kernels(DeltaKernels):
             requantized_input.clear()
             if not saves_16_bits:
                 saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(inputmat_total)
-            if is_divided:
+            if is_scattered:
                 quantized_gradients.clear()
             return [input_gradient, weight_gradient]
 

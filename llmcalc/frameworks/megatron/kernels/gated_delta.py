@@ -48,9 +48,9 @@ class DeltaKernels(MambaKernels):
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, module_scope: ModuleScope, core_scope: Step) -> None:
+    def _run_delta_mixer(self, module_scope: ModuleScope, delta_step: Step) -> None:
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
-        aten, delta_op, batch = self.aten, core_scope.op, self.run_config.batch
+        aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
         projection_widths = [named_steps[projection_name].output_values[0].width for projection_name in PROJECTIONS]
@@ -79,16 +79,16 @@ class DeltaKernels(MambaKernels):
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
         delta_rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_alone
-        rule_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        delta_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.bind(
             output_projection.output_values[0],
-            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, rule_output, gate)),
+            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, delta_output, gate)),
         )
 
     def _prepare_delta_inputs(
         self,
-        delta_rule: DeltaRule,
+        delta_op: DeltaRule,
         key_width: Number,
         qkv: Tensor,
         gate: Tensor,
@@ -102,17 +102,17 @@ class DeltaKernels(MambaKernels):
         Queries and keys are repeated for each value head. Values and the output gate are copied.
         """
         autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
-        key_heads = exact_div(key_width, delta_rule.key_dim)
-        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_rule.heads)
+        key_heads = exact_div(key_width, delta_op.key_dim)
+        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_op.heads)
         contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         normalized_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         qk_norms = autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32)
         del contiguous_qk
-        q, k = (autograd_graph.new_tensor((*head_shape, delta_rule.key_dim), BFLOAT16) for _ in range(2))
-        v = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
+        q, k = (autograd_graph.new_tensor((*head_shape, delta_op.key_dim), BFLOAT16) for _ in range(2))
+        v = autograd_graph.new_tensor((*head_shape, delta_op.value_dim), BFLOAT16)
         decay = autograd_graph.new_tensor(head_shape, FLOAT32)
         beta_sigmoid = autograd_graph.new_tensor(head_shape, BFLOAT16)
-        out_gate = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
+        out_gate = autograd_graph.new_tensor((*head_shape, delta_op.value_dim), BFLOAT16)
         input_shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
@@ -137,25 +137,25 @@ class DeltaKernels(MambaKernels):
         )
         return rule_inputs
 
-    def _run_gated_norm(self, norm_step: Step, delta_rule: DeltaRule, rule_output: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm_step: Step, delta_op: DeltaRule, delta_output: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
-        aten, (batch, tokens) = self.aten, rule_output.shape[:2]
-        flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
-        normed_output = self.norm(aten.reshape(rule_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
+        aten, (batch, tokens) = self.aten, delta_output.shape[:2]
+        flat_shape = (batch * tokens * delta_op.heads, delta_op.value_dim)
+        normed_output = self.norm(aten.reshape(delta_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
         gated_output = self.multiply_by_gate(normed_output, aten.reshape(gate, flat_shape))
         del normed_output
-        gated_output = aten.reshape(gated_output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
+        gated_output = aten.reshape(gated_output, (batch, tokens, delta_op.heads * delta_op.value_dim))
         gated_output = aten.contiguous(aten.transpose(gated_output, 0, 1))
-        return aten.reshape(gated_output, (batch * tokens, delta_rule.heads * delta_rule.value_dim))
+        return aten.reshape(gated_output, (batch * tokens, delta_op.heads * delta_op.value_dim))
 
 
-def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
+def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """Runs torch_chunk_gated_delta_rule: the delta rule in fp32 by torch's operations.
 
-    q, k: [B, T, H, K]; v: [B, T, H, V]; output_gradient, beta: [B, T, H].
+    q, k: [B, T, H, K]; v: [B, T, H, V]; log_decay, beta: [B, T, H].
     """
-    query, key, value, beta, output_gradient = [
-        aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, output_gradient)
+    query, key, value, beta, log_decay = [
+        aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, log_decay)
     ]
     tokens, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK)
     padded_tokens = chunk_count * CHUNK
@@ -163,19 +163,17 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
     key = aten.pad(key, padded_tokens, -2)
     value = aten.pad(value, padded_tokens, -2)
     beta = aten.pad(beta, padded_tokens)
-    output_gradient = aten.pad(output_gradient, padded_tokens)
+    log_decay = aten.pad(log_decay, padded_tokens)
     query = aten.scale(query)
     v_beta = aten.mul(value, aten.unsqueeze(beta, -1))
     k_beta = aten.mul(key, aten.unsqueeze(beta, -1))
     query, key, value, k_beta, v_beta = [
         aten.unflatten(x, 2, (chunk_count, CHUNK)) for x in (query, key, value, k_beta, v_beta)
     ]
-    output_gradient = aten.unflatten(output_gradient, 2, (chunk_count, CHUNK))
+    log_decay = aten.unflatten(log_decay, 2, (chunk_count, CHUNK))
     triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
-    output_gradient = cumsum(aten, output_gradient)
-    decay = tril(
-        aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(output_gradient, -1), aten.unsqueeze(output_gradient, -2))))
-    )
+    log_decay = cumsum(aten, log_decay)
+    decay = tril(aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(log_decay, -1), aten.unsqueeze(log_decay, -2)))))
     intra_chunk_attention = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
     intra_chunk_attention = aten.scale(aten.masked_fill(intra_chunk_attention, triangle_mask), "neg")
     for i in range(1, CHUNK):
@@ -187,9 +185,9 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         )
     intra_chunk_attention = aten.add(intra_chunk_attention, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
     value = aten.matmul(intra_chunk_attention, v_beta)
-    k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
+    k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(log_decay), -1)))
     kv_state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
-    rule_output = aten.new_tensor(value.shape, FLOAT32)
+    delta_output = aten.new_tensor(value.shape, FLOAT32)
     triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunk_count)):
         q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
@@ -198,15 +196,13 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         )
         v_prime = aten.matmul(aten.select(k_cumdecay, 2), kv_state)
         v_new = aten.sub(v_i, v_prime)
-        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), kv_state)
-        rule_output = aten.write_into(rule_output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
+        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1))), kv_state)
+        delta_output = aten.write_into(delta_output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
         decayed_state = aten.mul(
-            kv_state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
+            kv_state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(log_decay, 2), -1), -1), -1))
         )
         remaining_decay = aten.exp(
-            aten.sub(
-                aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), aten.select(output_gradient, 2)
-            )
+            aten.sub(aten.unsqueeze(aten.select(aten.select(log_decay, 2), -1), -1), aten.select(log_decay, 2))
         )
         kv_state = aten.add(
             decayed_state,
@@ -214,8 +210,8 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         )
         del decayed_state, remaining_decay
     del kv_state
-    rule_output = aten.slice(aten.flatten(rule_output, 2, 3), tokens, 2)
-    return aten.to(aten.contiguous(aten.transpose(rule_output, 1, 2)), q.dtype)
+    delta_output = aten.slice(aten.flatten(delta_output, 2, 3), tokens, 2)
+    return aten.to(aten.contiguous(aten.transpose(delta_output, 1, 2)), q.dtype)
 
 
 def cumsum(aten: Aten, x: Tensor) -> Tensor:

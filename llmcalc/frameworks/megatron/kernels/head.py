@@ -103,8 +103,8 @@ class HeadKernels(ElementwiseKernels):
         assert stack_output is not None
         if any(
             encoder_value.rows != stack_input.rows
-            for layer_kind in layer_scopes
-            for operation in layer_kind.steps()
+            for layer_scope in layer_scopes
+            for operation in layer_scope.steps()
             for encoder_value in self._encoder_inputs(operation)
         ):
             raise self.unsupported(
@@ -127,7 +127,7 @@ class HeadKernels(ElementwiseKernels):
             layer_input = hidden_states
             del hidden_states
             if is_recomputed:
-                hidden_states = self.checkpoint(self._layer_group(group_frames), [layer_input])
+                hidden_states = self.checkpoint(self._layer_group_function(group_frames), [layer_input])
             else:
                 hidden_states = self.run_layer(group_frames[0], layer_input)
             del layer_input
@@ -137,7 +137,7 @@ class HeadKernels(ElementwiseKernels):
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
         if self.rank_choices.detaches_layers:
-            x = self._detached_input(x)
+            x = self._detach_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
             return super().run_layer(module_call, x)
         run_layer = super().run_layer
@@ -145,7 +145,7 @@ class HeadKernels(ElementwiseKernels):
             self.graph, module_call.layer_index, x, lambda layer_input: run_layer(module_call, layer_input)
         )
 
-    def _detached_input(self, x: Tensor) -> Tensor:
+    def _detach_input(self, x: Tensor) -> Tensor:
         """Returns a layer's input, detached; the autograd graph keeps the detached input and its gradient referenced.
 
         Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
@@ -162,7 +162,7 @@ class HeadKernels(ElementwiseKernels):
         """Returns the tensors from the encoder that cross-attention reads."""
         return list(operation.input_values[1:2]) if operation.verb == "attention" else []
 
-    def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
+    def _layer_group_function(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = self._copy_frames()
 
@@ -188,9 +188,9 @@ class HeadKernels(ElementwiseKernels):
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
-            item
-            for item in module_scope.items
-            if isinstance(item, ModuleScope) and item.node_fields.get("kind") == "mtp"
+            scope_item
+            for scope_item in module_scope.items
+            if isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
@@ -290,12 +290,12 @@ class HeadKernels(ElementwiseKernels):
         is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
         row_max = self.new_row_statistics(n_rows)
-        mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
-        target_indices = autograd_graph.new_tensor((n_rows, 1), INT64)
-        target_index = autograd_graph.new_tensor((n_rows, 1), INT64)
+        target_mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
+        masked_target = autograd_graph.new_tensor((n_rows, 1), INT64)
+        masked_target_1d = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_logits = self.new_row_statistics(n_rows)
         exp_sums = self.new_row_statistics(n_rows)
-        del row_max, target_index
+        del row_max, masked_target_1d
         loss = self.new_row_statistics(n_rows)
         del target_logits, exp_sums
 
@@ -307,5 +307,5 @@ class HeadKernels(ElementwiseKernels):
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.record_node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
+        self.record_node("cross_entropy", (logits,), [loss], backward, logits_fp32, target_mask, masked_target)
         return loss

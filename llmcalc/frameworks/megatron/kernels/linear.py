@@ -165,10 +165,10 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(
-        self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
+        self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
-        return [product for _ in output_widths]
+        return [linear_output for _ in output_widths]
 
     def linear_weights(
         self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None
@@ -290,23 +290,23 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * row_count * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(row_count, weight.shape[0])
+        layer_output = self.new_tensor(row_count, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
         if bias is not None and adds_bias:
-            output = self.empty_like(output)
+            layer_output = self.empty_like(layer_output)
         added_bias = bias if adds_bias else None
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
-            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
+            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
 
         self.record_node(
-            "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x
+            "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [layer_output], backward, x
         )
-        return output
+        return layer_output
 
-    def _core_gradients(
+    def _run_core_backward(
         self, output_gradient: Tensor, row_count: int, input_shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
         """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
@@ -419,24 +419,24 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * row_count * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(row_count, weight.shape[0])
+        logits = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
-            output = self.empty_like(output)
+            logits = self.empty_like(logits)
 
-        chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
+        chunk_input = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)
             layer_input = saved_tensors[0]
             if is_deferred and layer_input is not None:
-                self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
+                self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_input))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             del layer_input
-            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, bias)
+            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, bias)
 
-        self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
-        return output
+        self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [logits], backward, x)
+        return logits
 
     def _frozen_output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the logits of a frozen output layer, which saves no input, from gathered rows in a new tensor.
@@ -463,5 +463,5 @@ class LinearKernels(RankKernels):
 def is_divided(weight_axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
     if isinstance(weight_axis, JoinedShapes):
-        return all(is_divided(axis_part[0]) for axis_part in weight_axis.shapes)
+        return all(is_divided(part_shape[0]) for part_shape in weight_axis.shapes)
     return weight_axis.name in COLUMNS

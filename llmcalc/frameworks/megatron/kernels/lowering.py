@@ -206,15 +206,15 @@ class PersistentTensors:
         """
         return deferral_limit is not None and (deferral_limit == 0 or len(self.deferred_gradients) < deferral_limit)
 
-    def drain_deferred_gradients(self, ranks: int) -> None:
+    def drain_deferred_gradients(self, rank_count: int) -> None:
         """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
 
-        Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
+        Inputs are gathered in two buffers in turn. rank_count: ranks that divide the tokens; 1 if they are not divided.
         """
         for layer_index in range(len(self.deferred_gradients)):
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
-            buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * ranks
-            if ranks > 1 and buffer_name not in self.drain_buffers:
+            buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * rank_count
+            if rank_count > 1 and buffer_name not in self.drain_buffers:
                 with count_storages_as(self.meter, "communication"):
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
@@ -305,13 +305,13 @@ class RankKernels(Lowering):
         unmetered_kernels.include = self.include
         unmetered_kernels.first_layer_index = self.first_layer_index
         unmetered_kernels.run_only = self.run_only
-        entry_tensor = None
-        entry_value = program.entry
-        if entry_value is not None:
-            entry_tensor = unmetered_kernels.graph.new_tensor(
-                (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
+        stage_input = None
+        stage_input_value = program.entry
+        if stage_input_value is not None:
+            stage_input = unmetered_kernels.graph.new_tensor(
+                (self.local_rows(self.rows(stage_input_value)), stage_input_value.width), BFLOAT16
             )
-        unmetered_kernels.run_rank(program, entry_tensor)
+        unmetered_kernels.run_rank(program, stage_input)
         self.weights.update(unmetered_kernels.weights)
         position_tables = [
             parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in TABLES
@@ -322,15 +322,15 @@ class RankKernels(Lowering):
         ]
         return self.ordered_parameters
 
-    def run_rank(self, program: Flow, entry_tensor: Tensor | None) -> Tensor:
-        """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
+    def run_rank(self, program: Flow, stage_input: Tensor | None) -> Tensor:
+        """Runs a program. stage_input: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
             self._index_operations(program.root, program.root)
         self.has_entry = program.entry is not None
-        if entry_tensor is not None:
-            self.inputs[ENTRY] = entry_tensor
-        del entry_tensor
+        if stage_input is not None:
+            self.inputs[ENTRY] = stage_input
+        del stage_input
         return self.run(program)
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
@@ -408,10 +408,10 @@ class RankKernels(Lowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.checkpoint(run_module, [self.tensor_of(module_input)])
+        checkpointed_output = self.checkpoint(run_module, [self.tensor_of(module_input)])
         if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
-        self.bind(module_output, output)
+        self.bind(module_output, checkpointed_output)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module, with its parameters in Megatron-LM's order.
@@ -453,24 +453,31 @@ class RankKernels(Lowering):
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def record_node(
-        self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+        self,
+        operation_name: str,
+        input_tensors: Sequence[Tensor],
+        output_tensors: Sequence[Tensor],
+        backward: Back,
+        *tensors_to_save: Tensor,
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
-        if not is_recorded(autograd_graph, inputs):
+        if not is_recorded(autograd_graph, input_tensors):
             return
-        saved_tensors: SavedTensors = [autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in saves]
+        saved_tensors: SavedTensors = [
+            autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save
+        ]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
-        if len(outputs) == 1:
-            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
+        if len(output_tensors) == 1:
+            record(autograd_graph, operation_name, input_tensors, output_tensors[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
+            record_all(autograd_graph, operation_name, input_tensors, output_tensors, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, input_tensors: Sequence[Tensor], output: Tensor, *tensors_to_save: Tensor
+        self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
@@ -480,11 +487,11 @@ class RankKernels(Lowering):
         self.record_node(
             operation_name,
             input_tensors,
-            [output],
+            [output_tensor],
             lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in input_shapes],
             *tensors_to_save,
         )
-        return output
+        return output_tensor
 
     def copy_reordered(self, operation_name: str, x: Tensor, copy_shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
@@ -524,9 +531,9 @@ class RankKernels(Lowering):
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with autograd_graph.no_grad():
-            output = compute(arguments)
-        self.record_node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
-        return output
+            function_output = compute(arguments)
+        self.record_node("checkpoint", arguments, [function_output], checkpoint_backward, *arguments)
+        return function_output
 
     def dense_copy(self, x: Tensor) -> Tensor:
         """Returns a contiguous copy."""

@@ -32,8 +32,8 @@ class MambaKernels(LatentAttentionKernels):
 
     def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
-        aten, op = self.aten, scan_step.op
-        assert isinstance(op, ChunkedScan)
+        aten, scan_op = self.aten, scan_step.op
+        assert isinstance(scan_op, ChunkedScan)
         named_operations = steps_by_name(module_scope)
         input_projection = named_operations["in_proj"]
         output_projection = named_operations["out_proj"]
@@ -42,29 +42,39 @@ class MambaKernels(LatentAttentionKernels):
         projected_value = input_projection.output_values[0]
         zxbcdt = self.tensor_of(projected_value)
         self.forget(projected_value.storage)
-        batch, ranks = self.run_config.batch, self.rank_choices.cp
-        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.output_values[0].width
-        group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
-        copies_per_group = max(1, ranks // group_count)
-        local_groups = max(1, group_count // ranks)  # copies of a group; groups of this rank
-        if op.heads % ranks or max(group_count, ranks) % min(group_count, ranks):
+        batch, cp_size = self.run_config.batch, self.rank_choices.cp
+        inner_width, conv_channels = scan_op.heads * scan_op.head_dim, convolution_step.output_values[0].width
+        group_count = exact_div(exact_div(conv_channels - inner_width, 2), scan_op.state)
+        copies_per_group = max(1, cp_size // group_count)
+        local_groups = max(1, group_count // cp_size)  # copies of a group; groups of this rank
+        if scan_op.heads % cp_size or max(group_count, cp_size) % min(group_count, cp_size):
             raise ImpossibleLayout(
-                f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {group_count} groups of Mamba-2; "
-                "expected fewer"
+                f"--cp {cp_size}: its ranks do not divide a rank's {scan_op.heads} heads and {group_count} groups of "
+                "Mamba-2; expected fewer"
             )
-        if ranks > 1:
-            part_widths = (inner_width, inner_width, group_count * op.state, group_count * op.state, op.heads)
+        if cp_size > 1:
+            part_widths = (
+                inner_width,
+                inner_width,
+                group_count * scan_op.state,
+                group_count * scan_op.state,
+                scan_op.heads,
+            )
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, copies_per_group)
         row_count, projected_width = zxbcdt.shape
         zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
         conv_bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, d_skip = (self.weight(weight_name, (op.heads,)) for weight_name in ("dt_bias", "A_log", "D"))
-        if ranks > 1:
-            local_channels = exact_div(inner_width, ranks) + 2 * local_groups * op.state
+        dt_bias, a_log, d_skip = (
+            self.weight(weight_name, (scan_op.heads,)) for weight_name in ("dt_bias", "A_log", "D")
+        )
+        if cp_size > 1:
+            local_channels = exact_div(inner_width, cp_size) + 2 * local_groups * scan_op.state
             conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))
             conv_bias = None if conv_bias is None else self.parameter_shard(conv_bias, (local_channels,))
-            dt_bias, a_log, d_skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, d_skip))
+            dt_bias, a_log, d_skip = (
+                self.parameter_shard(x, (scan_op.heads // cp_size,)) for x in (dt_bias, a_log, d_skip)
+            )
         dt_bias_fp32 = aten.to(dt_bias, FLOAT32)
         negative_decay = aten.scale(aten.exp(aten.to(a_log, FLOAT32)), "neg")
         scan_output = mamba_ssm.mamba_split_conv1d_scan_combined(
@@ -75,16 +85,18 @@ class MambaKernels(LatentAttentionKernels):
             dt_bias_fp32,
             negative_decay,
             d_skip,
-            op.chunk,
-            op.head_dim,
+            scan_op.chunk,
+            scan_op.head_dim,
             local_groups,
             None,
             None,
             None,
         )
         del zxbcdt
-        scan_output = self.swap_batch_and_tokens(aten.reshape(scan_output, (row_count, exact_div(inner_width, ranks))))
-        if ranks > 1:
+        scan_output = self.swap_batch_and_tokens(
+            aten.reshape(scan_output, (row_count, exact_div(inner_width, cp_size)))
+        )
+        if cp_size > 1:
             scan_output = self.exchange_to_tokens(scan_output, inner_width)
         if "norm" in named_operations:
             scan_output = mamba_ssm.rmsnorm_fn(
@@ -98,22 +110,22 @@ class MambaKernels(LatentAttentionKernels):
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
-        cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
+        cp_size, row_count = self.rank_choices.cp, x.shape[0]
         tensor_parts = self.aten.split(x, part_widths, 1)
         del x
-        sent_pieces: list[Tensor] = []
+        exchanged_parts: list[Tensor] = []
         for i, tensor_part in enumerate(tensor_parts):
             part_width = part_widths[i] * (copies_per_group if i in (2, 3) else 1)
             if part_width != part_widths[i]:
                 tensor_part = self.copy_reordered("repeat", tensor_part, (row_count, part_width))
-            grouped_by_rank = self.copy_reordered(
-                "cat", tensor_part, (row_count * cp_ranks, exact_div(part_width, cp_ranks))
+            reordered_part = self.copy_reordered(
+                "cat", tensor_part, (row_count * cp_size, exact_div(part_width, cp_size))
             )
-            sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
-            del tensor_part, grouped_by_rank
+            exchanged_parts.append(self.copy_reordered("all_to_all", reordered_part, reordered_part.shape))
+            del tensor_part, reordered_part
         del tensor_parts
-        concatenated_parts = self.aten.cat(sent_pieces, 1)
-        del sent_pieces
+        concatenated_parts = self.aten.cat(exchanged_parts, 1)
+        del exchanged_parts
         return self.copy_reordered("balance", concatenated_parts, concatenated_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, row_width: Number) -> Tensor:

@@ -62,15 +62,17 @@ class LatentAttentionKernels(ExpertKernels):
         if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
         remaining_outputs = [
-            output for output in self.split_parts.pop(id(first_value.view_source)) if output is not first_value
+            output_value
+            for output_value in self.split_parts.pop(id(first_value.view_source))
+            if output_value is not first_value
         ]
         key, value = self._assemble_key_and_value(
             first_part, second_part, operation.output_values[0], remaining_outputs[0]
         )
         del first_part, second_part
         self.forget(first_value.view_source.storage)
-        for output in remaining_outputs:
-            self.bind(output, value)
+        for output_value in remaining_outputs:
+            self.bind(output_value, value)
         self.bind(operation.output_values[0], key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:

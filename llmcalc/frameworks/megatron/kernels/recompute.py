@@ -232,17 +232,21 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
-        if not alternative_items or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
+        if not alternative_items or all(
+            module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
+        ):
             super().run_items(items)
             return
-        forms_index = items.index(alternative_items[0])
+        branches_index = items.index(alternative_items[0])
         branch_items = self.choose_branch(alternative_items[0]).items
         attention_index = next(
-            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
+            i
+            for i, module_item in enumerate(branch_items)
+            if isinstance(module_item, Step) and module_item.verb == "attention"
         )
-        attention = branch_items[attention_index]
-        assert isinstance(attention, Step)
-        preceding_steps = [module_item for module_item in items[:forms_index] if isinstance(module_item, Step)]
+        attention_step = branch_items[attention_index]
+        assert isinstance(attention_step, Step)
+        preceding_steps = [module_item for module_item in items[:branches_index] if isinstance(module_item, Step)]
         down_projections = [
             operation
             for operation in preceding_steps
@@ -253,51 +257,54 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             for operation in (*preceding_steps, *branch_items[:attention_index])
             if isinstance(operation, Step) and operation not in down_projections
         ]
-        new_storages: set[int] = set()
-        tensors_read: dict[int, Value] = {}
+        new_storage_ids: set[int] = set()
+        values_read: dict[int, Value] = {}
         for operation in up_projections:
-            tensors_read |= {
+            values_read |= {
                 id(input_value): input_value
                 for input_value in operation.input_values
-                if id(input_value.storage) not in new_storages
+                if id(input_value.storage) not in new_storage_ids
             }
-            new_storages |= {id(output.storage) for output in operation.output_values}
-        tensors_by_value_id = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
+            new_storage_ids |= {id(output_value.storage) for output_value in operation.output_values}
+        tensors_by_value_id = {value_id: self.values[value_id] for value_id in values_read if value_id in self.values}
         super().run_items(down_projections)
         inputs_by_value = [
-            (value, tensors_by_value_id.get(value_id) or self.tensor_of(value))
-            for value_id, value in tensors_read.items()
+            (input_value, tensors_by_value_id.get(value_id) or self.tensor_of(input_value))
+            for value_id, input_value in values_read.items()
         ]
         tensors_by_value_id.clear()
-        input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
+        input_values, tensors = (
+            [input_value for input_value, _ in inputs_by_value],
+            [tensor for _, tensor in inputs_by_value],
+        )
         del inputs_by_value
         outer_frames = self._copy_frames()
-        attention_inputs = attention.input_values[:3]
+        attention_inputs = attention_step.input_values[:3]
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on argument tensors, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            tensors_by_value = {id(value): x for value, x in zip(input_values, input_tensors, strict=True)}
+            tensors_by_value = {id(input_value): x for input_value, x in zip(input_values, input_tensors, strict=True)}
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
                 for operation in up_projections:
                     self.run_step(operation)
-                return [self.tensor_of(value) for value in attention_inputs]
+                return [self.tensor_of(input_value) for input_value in attention_inputs]
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         projection_outputs, discarded_outputs = self.run_discardable(run_up_projections, tensors)
         del tensors
-        for value in input_values:
-            self.forget(value.storage)
-        for value, output in zip(attention_inputs, projection_outputs, strict=True):
-            self.bind(value, output)
+        for input_value in input_values:
+            self.forget(input_value.storage)
+        for input_value, output_tensor in zip(attention_inputs, projection_outputs, strict=True):
+            self.bind(input_value, output_tensor)
         del projection_outputs
-        self.run_step(attention)
+        self.run_step(attention_step)
         if discarded_outputs is not None:
-            attention_output = attention.output_values[0]
+            attention_output = attention_step.output_values[0]
             self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
-        super().run_items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
+        super().run_items([*branch_items[attention_index + 1 :], *items[branches_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""

@@ -31,7 +31,11 @@ class SparseAttentionKernels(Fp8Kernels):
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer_scope = next(
-            (scope for scope in module_scope.items if isinstance(scope, ModuleScope) and scope.name == "indexer"),
+            (
+                module_item
+                for module_item in module_scope.items
+                if isinstance(module_item, ModuleScope) and module_item.name == "indexer"
+            ),
             None,
         )
         if indexer_scope is None:
@@ -48,11 +52,13 @@ class SparseAttentionKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             named_operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        mla_forms = next(item for item in module_scope.items if isinstance(item, AlternativeBranches))
-        kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
+        mla_branches = next(item for item in module_scope.items if isinstance(item, AlternativeBranches))
+        kv_up = next(
+            operation for operation in mla_branches.branches["expanded"].steps() if operation.name == "kv_b_proj"
+        )
         joined_kv_axis = kv_down.output_values[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
-        latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.shapes)
+        latent_dim, rope_dim = (part_shape[0].size for part_shape in joined_kv_axis.shapes)
         heads = query_up.output_values[0].axes[0].size
         nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
         value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
@@ -109,11 +115,11 @@ class SparseAttentionKernels(Fp8Kernels):
         kv_latent: Tensor,
         k_rope: Tensor,
         kv_up_weight: Tensor,
-        head_sizes: tuple[Number, Number, Number, Number],
+        heads_and_dims: tuple[Number, Number, Number, Number],
         token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Computes queries in latent space, and one key for all heads (`qkv_up_proj_and_rope_apply`)."""
-        aten, (heads, nope_dim, rope_dim, value_dim) = self.aten, head_sizes
+        aten, (heads, nope_dim, rope_dim, value_dim) = self.aten, heads_and_dims
         weight_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
         q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope_dim)), [nope_dim, rope_dim])
@@ -179,24 +185,24 @@ class SparseAttentionKernels(Fp8Kernels):
         self, module_scope: ModuleScope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
-        aten, operations = self.aten, steps_by_name(module_scope)
-        heads, head_dim = (axis.size for axis in operations["q_proj"].output_values[0].axes)
-        normed_key = operations["k_norm"].output_values[0]
+        aten, named_operations = self.aten, steps_by_name(module_scope)
+        heads, head_dim = (axis.size for axis in named_operations["q_proj"].output_values[0].axes)
+        normed_key_value = named_operations["k_norm"].output_values[0]
         rope_step = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
         rotary_dim = rope_step.options["spec"].rotary_size(head_dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
         q = aten.reshape(
-            self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, head_dim)
+            self._undivided_indexer_linear(named_operations["q_proj"], query_latent), (*token_shape, heads, head_dim)
         )
         q = self._rotate_part(q, rotary_dim)
-        k = self._undivided_indexer_linear(operations["k_proj"], x)
-        k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
-        k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key.width)), rotary_dim)
-        k = aten.reshape(k, (*token_shape, normed_key.width))
+        k = self._undivided_indexer_linear(named_operations["k_proj"], x)
+        k = self.norm(k, named_operations["k_norm"], self.module_path(), k.shape[0])
+        k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key_value.width)), rotary_dim)
+        k = aten.reshape(k, (*token_shape, normed_key_value.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
-        head_weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
+        head_weights = aten.scale(aten.scale(self._undivided_indexer_linear(named_operations["weights_proj"], x)))
         return q, k, aten.reshape(head_weights, (*token_shape, heads))
 
     def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
@@ -241,9 +247,9 @@ def index_scores(aten: Aten, q: Tensor, head_weights: Tensor, k: Tensor) -> Tens
 def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbhd,tbd->sbht by one product per sequence."""
     tokens, batch, heads, head_size = q.shape
-    left_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, head_size))
-    head_products = aten.bmm(left_matrix, aten.permute(k, (1, 2, 0)))
-    del left_matrix
+    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, head_size))
+    head_products = aten.bmm(query_matrix, aten.permute(k, (1, 2, 0)))
+    del query_matrix
     return aten.permute(aten.reshape(head_products, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
 
 
@@ -427,36 +433,36 @@ def _indexer_gradients(
     del attention_probs
     target_probs = aten.new_like(head_sums)
     del head_sums
-    logit_gradient = aten.new_like(aten.new_like(indexer_probs, target_probs))
+    logits_gradient = aten.new_like(aten.new_like(indexer_probs, target_probs))
     del indexer_probs, target_probs, selection_mask
-    logit_gradient = aten.new_like(logit_gradient, aten.to(valid_keys, FLOAT32))
+    logits_gradient = aten.new_like(logits_gradient, aten.to(valid_keys, FLOAT32))
     del valid_keys
-    logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
+    logits_gradient = aten.unsqueeze(aten.transpose(logits_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     activated_scores, positive_mask = aten.new_like(recomputed_scores), aten.new_like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
-    weight_gradient = aten.sum(aten.new_like(logit_gradient, activated_scores), -1)
-    score_gradient = aten.new_like(logit_gradient, aten.unsqueeze(head_weight, -1))
-    del logit_gradient, activated_scores
-    score_gradient = aten.new_like(score_gradient, aten.to(positive_mask, FLOAT32))
+    weight_gradient = aten.sum(aten.new_like(logits_gradient, activated_scores), -1)
+    scores_gradient = aten.new_like(logits_gradient, aten.unsqueeze(head_weight, -1))
+    del logits_gradient, activated_scores
+    scores_gradient = aten.new_like(scores_gradient, aten.to(positive_mask, FLOAT32))
     del positive_mask
-    query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
-    key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
-    del score_gradient
+    query_gradient = _einsum_query_gradient(aten, scores_gradient, aten.to(k, FLOAT32))
+    key_gradient = _einsum_key_gradient(aten, scores_gradient, aten.to(q, FLOAT32))
+    del scores_gradient
     return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, head_weight.dtype), aten.to(key_gradient, k.dtype)
 
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbht,tbd->sbhd."""
     tokens, batch, heads, key_count = output_gradient.shape
-    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
-    query_gradient = aten.bmm(left_matrix, aten.permute(k, (1, 0, 2)))
+    gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
+    query_gradient = aten.bmm(gradient_matrix, aten.permute(k, (1, 0, 2)))
     return aten.permute(aten.reshape(query_gradient, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
 
 
 def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:
     """Computes the einsum sbht,sbhd->tbd."""
     tokens, batch, heads, key_count = output_gradient.shape
-    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, key_count, tokens * heads))
-    right_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
-    return aten.permute(aten.bmm(left_matrix, right_matrix), (1, 0, 2))
+    gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, key_count, tokens * heads))
+    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
+    return aten.permute(aten.bmm(gradient_matrix, query_matrix), (1, 0, 2))

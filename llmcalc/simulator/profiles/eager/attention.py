@@ -41,7 +41,7 @@ class AttentionKernels(Lowering):
             position_ids = self.frames[-1].local_tensors["at"] = aten.new_like(
                 aten.new_like(aten.new_tensor((x.shape[-2],), INT64))
             )
-            cos, sin = self._cos_sin(position_ids, rotary_dim, x)
+            cos, sin = self._compute_cos_and_sin(position_ids, rotary_dim, x)
         rotates_whole_head = are_equal(rotary_dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
@@ -71,9 +71,11 @@ class AttentionKernels(Lowering):
     def _cos_and_sin(self, tokens: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
         table_key = ("rope", tokens, rotary_dim, theta, template.dtype)
-        return self.compute_once(table_key, lambda: self._cos_sin(self.token_positions(tokens), rotary_dim, template))
+        return self.compute_once(
+            table_key, lambda: self._compute_cos_and_sin(self.token_positions(tokens), rotary_dim, template)
+        )
 
-    def _cos_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_cos_and_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, rotary_dim)
         angles = self.aten.cat([angles, angles])
         return self.aten.to(self.aten.new_like(angles), template.dtype), self.aten.to(
@@ -165,9 +167,9 @@ class AttentionKernels(Lowering):
         (module_frame.caller_variables[0] if module_frame.caller_variables else module_frame.local_tensors)[
             f"written to {cache_name}"
         ] = new_rows
-        cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
-        cached_rows = cached_rows if token_limit is None else min(cached_rows, token_limit - 1)
-        row_count = cached_rows + new_rows[0].shape[1]
+        cached_row_count = 0 if cached_tensors is None else cached_tensors[0].shape[1]
+        cached_row_count = cached_row_count if token_limit is None else min(cached_row_count, token_limit - 1)
+        row_count = cached_row_count + new_rows[0].shape[1]
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
         self.store_in_cache(
             cache_name,

@@ -76,7 +76,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
-        aten, pool_tokens, key_count = (
+        aten, tokens_per_pool, key_count = (
             self.aten,
             operation.options["pool"],
             self.tensor_of(operation.input_values[1]).shape[1],
@@ -86,10 +86,10 @@ class AttentionVariantKernels(AttentionKernels):
         top_pools = aten.sort(
             aten.masked_fill(scores, aten.compare(aten.new_tensor((pool_count,), INT64), visible_tokens))
         )[1]
-        chosen_pools = aten.slice(top_pools, minimum(pool_count, operation.options["top_k"] // pool_tokens))
-        tokens = aten.new_tensor((batch, query_count, chosen_pools.shape[-1] * pool_tokens), INT64)
-        last_pool_tokens = key_count % pool_tokens if is_size_one(query_count) else pool_tokens - 1
-        return aten.cat([tokens, aten.new_tensor((batch, query_count, last_pool_tokens), INT64)])
+        chosen_pools = aten.slice(top_pools, minimum(pool_count, operation.options["top_k"] // tokens_per_pool))
+        token_indices = aten.new_tensor((batch, query_count, chosen_pools.shape[-1] * tokens_per_pool), INT64)
+        last_pool_token_count = key_count % tokens_per_pool if is_size_one(query_count) else tokens_per_pool - 1
+        return aten.cat([token_indices, aten.new_tensor((batch, query_count, last_pool_token_count), INT64)])
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
@@ -149,8 +149,8 @@ class AttentionVariantKernels(AttentionKernels):
             aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
             aten.compare(block_distances),
         )
-        rank = aten.sort(aten.sort(block_scores)[1])[1]
-        selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block_size, 3), key_count)
+        block_ranks = aten.sort(aten.sort(block_scores)[1])[1]
+        selected_mask = aten.slice(aten.repeat_interleave(aten.compare(block_ranks), block_size, 3), key_count)
         self.bind(
             operation.output_values[0],
             aten.compare(
@@ -166,12 +166,12 @@ class AttentionVariantKernels(AttentionKernels):
         keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
-            rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
+            read_row_count = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
             gather_index = aten.unsqueeze(
-                aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
+                aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], read_row_count), -1
             )
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
-            visible_mask = aten.new_like(aten.slice(visible_mask, rows_read))
+            visible_mask = aten.new_like(aten.slice(visible_mask, read_row_count))
         self.values.pop(id(operation.input_values[0]), None)
         self.bind(operation.output_values[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
@@ -196,7 +196,7 @@ class AttentionVariantKernels(AttentionKernels):
             )
         aten, step_options, local_tensors = self.aten, operation.options, self.frames[-1].local_tensors
         score_values = operation.input_values[: step_options["parts"]]
-        q, v, *selection = (
+        q, v, *selection_masks = (
             self.tensor_of(input_value) for input_value in operation.input_values[step_options["parts"] :]
         )
         scores = self._join_scores(score_values)
@@ -204,7 +204,7 @@ class AttentionVariantKernels(AttentionKernels):
         if step_options["cap"] is not None:
             scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
-            self.mask(operation, q.shape[1], v.shape[1]), scores, selection
+            self.mask(operation, q.shape[1], v.shape[1]), scores, selection_masks
         )
         if step_options["sinks"]:
             local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
@@ -224,12 +224,14 @@ class AttentionVariantKernels(AttentionKernels):
             self.forget(score_value.storage)
         return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
-    def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+    def _joint_mask(self, mask: Tensor, scores: Tensor, selection_masks: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
-        aten, new_keys = self.aten, scores.shape[-1] - mask.shape[-1]
-        if selection:
-            return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
-        return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
+        aten, new_key_count = self.aten, scores.shape[-1] - mask.shape[-1]
+        if selection_masks:
+            return aten.cat([aten.expand(mask, (*selection_masks[0].shape[:-1], mask.shape[-1])), selection_masks[0]])
+        return (
+            mask if is_zero(new_key_count) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_key_count), BOOL)])
+        )
 
     def do_weighted(self, operation: Step) -> None:
         aten, weights, v = (
@@ -247,10 +249,11 @@ class AttentionVariantKernels(AttentionKernels):
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
         aten = self.aten
         key_strengths, q, k = map(self.tensor_of, operation.input_values)
-        key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
+        broadcast_strengths = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
-            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.new_like(visible_mask)
+            aten.expand(broadcast_strengths, (*broadcast_strengths.shape[:2], *visible_mask.shape)),
+            aten.new_like(visible_mask),
         )
         if mask.shape[-1] > operation.options["key_limit"]:
             ranked_keys = aten.new_like(mask)

@@ -31,12 +31,12 @@ class BasicKernels(Lowering):
         x, output = self.flat_tensor(operation.input_values[0], operation), operation.output_values[0]
         bias = None
         if operation.options["bias"]:
-            lending_layer = operation.options.get("lent")
-            layer_path = self.module_path(levels_up=1 if lending_layer else 0)
-            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), layer_path)
-        computed_rows = self.output_rows(operation)
-        if len(x.shape) == 3 and x.shape[1] != computed_rows:
-            x = self.aten.slice(x, computed_rows, 1)
+            weight_owner = operation.options.get("lent")
+            layer_path = self.module_path(levels_up=1 if weight_owner else 0)
+            bias = self.weight(f"{weight_owner or operation.name}.bias", (output.width,), layer_path)
+        computed_row_count = self.output_rows(operation)
+        if len(x.shape) == 3 and x.shape[1] != computed_row_count:
+            x = self.aten.slice(x, computed_row_count, 1)
         self.modules[id(output)] = self.module_path(), operation.name
         weight = self.linear_weight(operation)
         if operation.options.get("float32"):
@@ -93,28 +93,27 @@ class BasicKernels(Lowering):
         """Looks up rows of a table by index."""
         return self.aten.embedding(weight, index)
 
-    def _look_up_indices(self, value_rows: Rows, index_source: str) -> Tensor:
+    def _look_up_indices(self, row_axis: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_source in BY_TOKEN:
-            if isinstance(value_rows, MultipliedRows) and value_rows.source_rows in self.inputs:
-                token_ids = self.inputs[value_rows.source_rows]
-                n_grams = self.aten.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
+            if isinstance(row_axis, MultipliedRows) and row_axis.source_rows in self.inputs:
+                token_ids = self.inputs[row_axis.source_rows]
+                n_grams = self.aten.new_tensor((token_ids.shape[0], self.run_config.new_rows(row_axis)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
-            if value_rows not in self.inputs:
+            if row_axis not in self.inputs:
                 raise self.unsupported(
-                    f"the memory of a look-up by {value_rows.name} is not modelled; params, flops and kv "
-                    "count this model"
+                    f"the memory of a look-up by {row_axis.name} is not modelled; params, flops and kv count this model"
                 )
-            token_ids = self.inputs[value_rows]
+            token_ids = self.inputs[row_axis]
             return token_ids if index_source == "ids" else self.aten.new_like(token_ids, self.aten.compare(token_ids))
-        if index_source == "chosen" and value_rows is LOGITS:
-            return self.aten.new_tensor((self.run_config.batch, self.run_config.new_rows(value_rows)), INT64)
+        if index_source == "chosen" and row_axis is LOGITS:
+            return self.aten.new_tensor((self.run_config.batch, self.run_config.new_rows(row_axis)), INT64)
         if index_source == "chosen":
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
         if index_source == "positions" or index_source not in local_tensors:
-            local_tensors[index_source] = self.aten.new_tensor((self.run_config.new_rows(value_rows),), INT64)
+            local_tensors[index_source] = self.aten.new_tensor((self.run_config.new_rows(row_axis),), INT64)
         row_indices: Tensor = local_tensors[index_source]
         # positions have an offset
         return self.aten.new_like(row_indices) if index_source == "positions" else row_indices
@@ -151,9 +150,9 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat_tensor(recorded_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        group_count, shape_source = operation.options.get("groups"), operation.options.get("like")
+        group_count, weight_owner = operation.options.get("groups"), operation.options.get("like")
         module_path, norm_name = (
-            (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
+            (self.module_path(), operation.name) if weight_owner is None else self.modules[id(weight_owner)]
         )
         self.modules[id(operation.output_values[0])] = module_path, norm_name
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)

@@ -24,9 +24,10 @@ class CacheEntryKernels(AttentionVariantKernels):
             else:
                 self.absent_values.add(id(output))
             return
-        window_rows = shape[1] * shape[2]
+        window_row_count = shape[1] * shape[2]
         self.store_tensor(
-            output, aten.unflatten(x if x.shape[1] == window_rows else aten.slice(x, window_rows, 1), 1, shape[1:3])
+            output,
+            aten.unflatten(x if x.shape[1] == window_row_count else aten.slice(x, window_row_count, 1), 1, shape[1:3]),
         )
 
     def do_weighted_mean(self, operation: Step) -> None:
@@ -58,7 +59,7 @@ class CacheEntryKernels(AttentionVariantKernels):
             self.cached_tensors(operation.name),
         )
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, tokens_per_entry = (
+        pending_rows, tokens_per_entry = (
             [self.tensor_of(row_value) for row_value in row_values],
             operation.op.tokens_per_entry,
         )
@@ -71,23 +72,23 @@ class CacheEntryKernels(AttentionVariantKernels):
         else:
             compressed_entries = aten.new_tensor(
                 (self.run_config.batch, 0, recorded_value.width),
-                remaining_rows[0].dtype if remaining_rows else self.dtype,
+                pending_rows[0].dtype if pending_rows else self.dtype,
             )
         self.store_in_cache(
             operation.name,
             compressed_entries,
-            *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
+            *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows),
         )
         self.values.pop(id(recorded_value), None)
         self.bind(operation.output_values[0], compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, compressed_entries) = self.aten, map(self.tensor_of, operation.input_values)
-        complete_entries = self.frames[-1].local_tensors["whole"] = aten.new_like(
+        complete_entry_counts = self.frames[-1].local_tensors["whole"] = aten.new_like(
             aten.new_like(self.token_positions(q.shape[1]))
         )
         entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
-        self.bind(operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
+        self.bind(operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1)))
 
     def do_value_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
@@ -102,15 +103,15 @@ class CacheEntryKernels(AttentionVariantKernels):
         entry_count = keys.shape[1]
         if self.reads_selected(top_blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
-            last_block_entries = entry_count - (entry_count - 1) // block_size * block_size
-            top_block_mask = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
-            top_block_mask = aten.flatten(top_block_mask, 1)
+            last_block_size = entry_count - (entry_count - 1) // block_size * block_size
+            candidate_indices = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
+            candidate_indices = aten.flatten(candidate_indices, 1)
             candidate_slices = [
-                aten.slice(top_block_mask, last_block_entries),
-                aten.slice(top_block_mask, top_block_mask.shape[-1] - block_size),
+                aten.slice(candidate_indices, last_block_size),
+                aten.slice(candidate_indices, candidate_indices.shape[-1] - block_size),
             ]
             positions = aten.cat(candidate_slices)
-            del top_block_mask, candidate_slices
+            del candidate_indices, candidate_slices
             positions = aten.sort(positions)[0]
             entry_indices = aten.unsqueeze(positions, -1)
             gathered_entries = aten.gather(
@@ -121,12 +122,12 @@ class CacheEntryKernels(AttentionVariantKernels):
             self.bind(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
-        top_block_mask = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
-        top_block_mask = aten.slice(
-            aten.repeat_interleave(aten.scatter(top_block_mask, top_blocks), block_size, 2), entry_count
+        candidate_indices = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
+        candidate_indices = aten.slice(
+            aten.repeat_interleave(aten.scatter(candidate_indices, top_blocks), block_size, 2), entry_count
         )
         self.bind(operation.output_values[0], keys)
-        self.bind(operation.output_values[1], aten.compare(visible_mask, top_block_mask))
+        self.bind(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""

@@ -59,12 +59,14 @@ class DecodeStepKernels(ScanKernels):
         )
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
         projected_width = module_steps["x_proj"].output_values[0].width
-        rank = projected_width - 2 * op.state
+        dt_rank = projected_width - 2 * op.state
         if has_heads:
             dt_b_c = self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
         else:
             dt_b_c = self.project(module_steps["x_proj"], inner_states)
-        time_step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
+        time_step, b, c = aten.split(
+            aten.unflatten(dt_b_c, -1, (heads, projected_width)), [dt_rank, op.state, op.state]
+        )
         del dt_b_c
         if "dt_norm" in module_steps:
             time_step, b, c = (
@@ -81,9 +83,9 @@ class DecodeStepKernels(ScanKernels):
         self.store_in_cache("ssm_state", last_state)
         return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
-    def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
+    def _project_time_step(self, operation: Step, x: Tensor, heads: Any, is_per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        if per_head:
+        if is_per_head:
             return self._project_per_head(operation, x, heads, operation.output_values[0].width)
         return self.project(operation, x)
 
@@ -156,8 +158,8 @@ class DecodeStepKernels(ScanKernels):
         log_decay = aten.mul(time_step, self.state_decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
         y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
-        skip_x = aten.to(y, x.dtype)
-        return aten.add(skip_x, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
+        scan_output = aten.to(y, x.dtype)
+        return aten.add(scan_output, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""
@@ -348,7 +350,7 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
         aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         q = aten.elementwise_function("silu", self.project(module_steps["q_proj"], x))
-        forget_gate = self._retained(module_steps, self.project(module_steps["f_proj"], x))
+        forget_gate = self._forget_gate(module_steps, self.project(module_steps["f_proj"], x))
         v = self.project(module_steps["i_proj"], x)
         k, log_decay = aten.scale(forget_gate, "rsub"), aten.elementwise_function("log", forget_gate)
         q_heads, k_heads, decay_heads = (
@@ -362,7 +364,7 @@ class DecodeStepKernels(ScanKernels):
         )
         return self.project(module_steps["o_proj"], normed_output)
 
-    def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
+    def _forget_gate(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
         aten = self.aten
         gate = aten.elementwise_function("sigmoid", aten.to(forget_logits, FLOAT32))
@@ -374,10 +376,10 @@ class DecodeStepKernels(ScanKernels):
         return aten.add(aten.mul(gate, aten.scale(lower_bound, "rsub")), lower_bound)
 
     def _mapped_heads(
-        self, module_steps: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
+        self, module_steps: ModuleSteps, projection_name: str, x: Tensor, head_size: Any, rope_operations: list[Step]
     ) -> Tensor:
         """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
-        heads = self.aten.transpose(self.split_heads(self.project(module_steps[projection], x), head_size), 1, 2)
+        heads = self.aten.transpose(self.split_heads(self.project(module_steps[projection_name], x), head_size), 1, 2)
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
 
@@ -463,25 +465,25 @@ class DecodeStepKernels(ScanKernels):
     ) -> tuple[Tensor, list[Tensor]]:
         """Updates mLSTM's matrix memory, as Core._run_token does."""
         aten = self.aten
-        matrix_memory, norm, largest_exponent = matrix_states
+        matrix_memory, normalizer, largest_exponent = matrix_states
         next_exponent = aten.new_like(aten.add(log_f, largest_exponent), input_gate)
         decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
-        write_weight = aten.exp(aten.sub(input_gate, next_exponent))
+        input_weight = aten.exp(aten.sub(input_gate, next_exponent))
         decayed_memory = aten.mul(aten.unsqueeze(decay, -1), matrix_memory)
         matrix_memory = aten.add(
-            decayed_memory, aten.mul(aten.unsqueeze(write_weight, -1), aten.matmul(aten.transpose(k, -1, -2), v))
+            decayed_memory, aten.mul(aten.unsqueeze(input_weight, -1), aten.matmul(aten.transpose(k, -1, -2), v))
         )
         del decayed_memory
-        decayed_memory = aten.mul(decay, norm)
-        norm = aten.add(decayed_memory, aten.mul(write_weight, aten.select(k, 2)))
+        decayed_memory = aten.mul(decay, normalizer)
+        normalizer = aten.add(decayed_memory, aten.mul(input_weight, aten.select(k, 2)))
         del decayed_memory
-        denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
+        denominator = aten.select(aten.matmul(q, aten.unsqueeze(normalizer, -1)), -1)
         numerator = aten.matmul(q, matrix_memory)
         denominator_bound = aten.new_like(
             aten.elementwise_function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg"))
         )
         denominator_bound = aten.add_number(denominator_bound)
-        return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
+        return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, normalizer, next_exponent]
 
     def next_wkv(self, operation: Step) -> None:
         self.store_tensor(
@@ -551,12 +553,12 @@ class DecodeStepKernels(ScanKernels):
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
         decay = aten.new_like(log_a)
-        saved_gates = aten.new_like(
+        input_multiplier = aten.new_like(
             _is_first_token, decay, aten.sqrt(aten.scale(aten.expm1(aten.scale(log_a)), "neg")), dtype=FLOAT32
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), saved_gates
+            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), input_multiplier
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))

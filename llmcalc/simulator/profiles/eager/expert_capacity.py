@@ -37,9 +37,9 @@ class ExpertCapacityKernels(ExpertKernels):
         aten, local_tensors, expert_count = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
-        zero_mask = aten.new_tensor((tokens, expert_count), weights.dtype)
-        weights_by_expert = aten.scatter(zero_mask, chosen_experts, weights)
-        del zero_mask, weights, chosen_experts
+        zero_weights = aten.new_tensor((tokens, expert_count), weights.dtype)
+        weights_by_expert = aten.scatter(zero_weights, chosen_experts, weights)
+        del zero_weights, weights, chosen_experts
         sent_weights, token_indices = aten.topk(
             weights_by_expert, expert_rows(tokens, top_k, expert_count, capacity_factor), 0
         )
@@ -70,12 +70,12 @@ class ExpertCapacityKernels(ExpertKernels):
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1))
         self.bind(operation.output_values[0], y)
 
-    def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:
+    def _expert_rows(self, x: Tensor, expert_count: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return (
             x
-            if len(x.shape) == 3 and x.shape[0] == experts
-            else self.aten.reshape(x, (experts, row_count, x.shape[-1]))
+            if len(x.shape) == 3 and x.shape[0] == expert_count
+            else self.aten.reshape(x, (expert_count, row_count, x.shape[-1]))
         )
 
     def do_combine(self, operation: Step) -> None:

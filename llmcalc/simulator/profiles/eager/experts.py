@@ -108,7 +108,9 @@ class ExpertKernels(Lowering):
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(operation.input_values) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
+        if len(operation.input_values) > 1 and any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
@@ -279,14 +281,14 @@ class ExpertKernels(Lowering):
         ]
         return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [operation]
 
-    def group_end_indices(self, experts: int, has_identities: bool) -> Tensor:
+    def group_end_indices(self, expert_count: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
         aten, local_tensors = self.aten, self.frames[-1].local_tensors
         if "ends" not in local_tensors:
             if has_identities:
                 local_tensors["identity"] = aten.compare(self.expert_row_index("expert"))
                 local_tensors["expert"] = aten.new_like(self.expert_row_index("expert"))
-            rows_per_expert = aten.histogram(self.expert_row_index("expert"), experts)
+            rows_per_expert = aten.histogram(self.expert_row_index("expert"), expert_count)
             local_tensors["ends"] = aten.to(rows_per_expert, INT32)
         group_ends: Tensor = local_tensors["ends"]
         return group_ends

@@ -112,7 +112,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         weight = self.norm_factor(spec, norm_name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{norm_name}.bias", shape, module_path) if spec.has_bias else None
         inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
-        shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
+        shapes_and_dtypes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
         def copy_if_strided(tensor: Tensor) -> Tensor | None:
             needs_copy = self.choices.is_on_gpu and not tensor.is_contiguous
@@ -121,8 +121,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             input_copies = copy_if_strided(output_gradient), copy_if_strided(x)
             input_gradients = [
-                autograd_graph.new_tensor(*input_gradients) if needs_grad else None
-                for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
+                autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
+                for shape_and_dtype, needs_grad in zip(shapes_and_dtypes, needs_input_grad, strict=True)
             ]
             del input_copies
             return input_gradients
@@ -188,8 +188,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == "act" and recorded_value in item.output_values
-            for item in scope_items
+            isinstance(scope_item, Step) and scope_item.verb == "act" and recorded_value in scope_item.output_values
+            for scope_item in scope_items
         )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
@@ -368,9 +368,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, all_tokens) = self.aten, x.shape[:2]
-        tokens = min(all_tokens, self.choices.logits_to_keep or all_tokens)
-        if tokens < all_tokens:
+        aten, (batch, sequence_tokens) = self.aten, x.shape[:2]
+        tokens = min(sequence_tokens, self.choices.logits_to_keep or sequence_tokens)
+        if tokens < sequence_tokens:
             x = aten.slice(x, tokens, 1)
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
@@ -379,11 +379,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             self._chunk_logits(head_step, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)
         ]
         if self.choices.keeps_logits:
-            self.logits = logits_chunks = [aten.to(chunk, loss_dtype) for chunk in logits_chunks]
+            self.logits = logits_chunks = [aten.to(chunk_logits, loss_dtype) for chunk_logits in logits_chunks]
         loss_sum: Tensor | None = None
-        for chunk in logits_chunks:
-            chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, all_tokens)), chunk.shape[1], 1))
-            flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
+        for chunk_logits in logits_chunks:
+            chunk_labels = aten.flatten(
+                aten.slice(aten.reshape(labels, (batch, sequence_tokens)), chunk_logits.shape[1], 1)
+            )
+            flat_logits = aten.flatten(aten.to(chunk_logits, loss_dtype), 0, 1)
             if self.choices.compiles_loss:
                 loss = self._compiled_loss(flat_logits)
             else:
@@ -408,17 +410,17 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         aten, (batch, tokens, width) = self.aten, x.shape
         token_count = batch * (tokens - 1)
-        hidden = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
+        hidden_states = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
         labels = aten.reshape(aten.slice(aten.reshape(labels, (batch, tokens)), tokens - 1, 1), (token_count,))
         token_order = aten.new_tensor(labels.shape, INT64)
-        hidden, labels = aten.index_select(hidden, token_order), aten.index_select(labels, token_order)
+        hidden_states, labels = aten.index_select(hidden_states, token_order), aten.index_select(labels, token_order)
         del token_order
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
         chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
         for chunk_rows in chunk_sizes[: MOST_CHUNKS - 1] + chunk_sizes[MOST_CHUNKS - 1 :][-1:]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
-            chunk_tensors = [aten.slice(hidden, chunk_rows, 0), *parameters]
+            chunk_tensors = [aten.slice(hidden_states, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
         return aten.scale(loss_sum, "div")
 

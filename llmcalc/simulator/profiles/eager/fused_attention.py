@@ -52,7 +52,8 @@ class FusedAttention(AttentionKernels):
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
+            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.input_values
+            for scope_item in scope_items
         )
 
     def attention_AttentionCore(self, operation: Step) -> None:
@@ -124,22 +125,24 @@ class FusedAttention(AttentionKernels):
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
         dropout_seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
         unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
-        shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        layouts, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes]
-            outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
+            input_gradients = [
+                autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
+            ]
+            input_gradients += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
-                fp32_query_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
+                fp32_query_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 logsumexp = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 repeated_gradients = [
                     autograd_graph.new_tensor((batch, heads, *shape[2:]), output_gradient.dtype)
-                    for shape, _ in shapes[1:]
+                    for shape, _ in layouts[1:]
                     if repeats_keys
                 ]
                 del fp32_query_gradient, logsumexp, repeated_gradients
-            return outputs
+            return input_gradients
 
         inputs = (q, k, v, *sink_inputs)
         return record(
@@ -260,11 +263,11 @@ class FusedAttention(AttentionKernels):
             attention_output = self._allocate_tokens_first(kernel_name, output_shape, q.dtype)
         else:
             attention_output = self._allocate_in_query_order(kernel_name, q, v)
-        padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
+        padded_query_count = ceil_div(query_count, 32) * 32 if is_efficient else query_count
         needs_gradient = is_recorded(autograd_graph, (q, k, v))
         row_sum_shape: tuple[Any, ...] = (batch, heads, query_count, 1)
         if is_efficient:
-            row_sum_shape = (batch, heads, padded_queries if needs_gradient else 0)
+            row_sum_shape = (batch, heads, padded_query_count if needs_gradient else 0)
         row_sums = autograd_graph.operation_result(kernel_name, row_sum_shape, FLOAT32)
         seed_count = 0 if allocates_workspace and is_efficient else 2
         seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
@@ -275,19 +278,21 @@ class FusedAttention(AttentionKernels):
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
-                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts]
+                input_gradients = [
+                    self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts
+                ]
             else:
-                outputs = [
+                input_gradients = [
                     autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
                 ]
-            outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
+            input_gradients += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and is_efficient:
                 row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 float_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
                 autograd_graph.new_tensor((workspace_bytes,), UINT8)
-            return outputs
+            return input_gradients
 
         inputs = (q, k, v, *trained_masks)
         return record(

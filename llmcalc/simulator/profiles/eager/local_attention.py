@@ -76,13 +76,13 @@ class LocalAttentionKernels(PositionKernels):
 
     def _join_neighbour_blocks(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
-        aten, other_blocks = self.aten, x.shape[1] - 1
+        aten, other_block_count = self.aten, x.shape[1] - 1
         padding_block = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype)
         return aten.cat(
             [
-                aten.cat([padding_block, aten.slice(x, other_blocks, 1)], 1),
+                aten.cat([padding_block, aten.slice(x, other_block_count, 1)], 1),
                 x,
-                aten.cat([aten.slice(x, other_blocks, 1), padding_block], 1),
+                aten.cat([aten.slice(x, other_block_count, 1), padding_block], 1),
             ],
             2,
         )
@@ -127,11 +127,11 @@ class LocalAttentionKernels(PositionKernels):
         block_of_token, block_indices = self._block_sum_indices(tokens, block_size)
         mask = aten.cat([mask, aten.new_tensor((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
-            bias_of_sums = self.bias_by_distance(bias_tables[1], block_of_token, block_indices, causal=False)
-            sum_mask = aten.unsqueeze(aten.permute(bias_of_sums, (1, 0, 2)), 0)
-            del bias_of_sums
-            sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block_rows), 0), 1, 2)
-            bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
+            block_sum_bias = self.bias_by_distance(bias_tables[1], block_of_token, block_indices, causal=False)
+            block_sum_mask = aten.unsqueeze(aten.permute(block_sum_bias, (1, 0, 2)), 0)
+            del block_sum_bias
+            block_sum_mask = aten.transpose(aten.select(self._split_into_blocks(block_sum_mask, block_rows), 0), 1, 2)
+            bias = aten.cat([aten.expand(bias, (block_sum_mask.shape[0], *bias.shape[1:])), block_sum_mask])
         return mask, bias
 
     def attention_LocalAttentionCore(self, operation: Step) -> None:

@@ -34,7 +34,7 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
-        return self._new_quantised_weight(
+        return self._new_quantized_weight(
             operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
         )
 
@@ -78,22 +78,22 @@ class LoraKernels(FakeQuantizationKernels):
         """
         adapters, aten = self.adapters, self.aten
         if adapters is not None and adapters.adapts_experts:
-            weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
+            weight, (expert_count, row_count, column_count) = super().expert_weight(operation, shape), shape
             rank = adapters.rank * matrix_count
-            lora_a = self.adapter_matrix(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
-            lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
-            lora_a_of_experts = aten.unflatten(lora_a, 0, (experts, rank))
-            lora_b_of_experts = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
+            lora_a = self.adapter_matrix(f"{operation.name}.lora_A.weight", (rank * expert_count, column_count))
+            lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * expert_count))
+            lora_a_of_experts = aten.unflatten(lora_a, 0, (expert_count, rank))
+            lora_b_of_experts = aten.permute(aten.unflatten(lora_b, 1, (rank, expert_count)), (2, 0, 1))
             return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (lora_b_of_experts, lora_a_of_experts)))
         if adapters is None or not adapters.quantized_experts or adapters.base_storage == "none":
             return super().expert_weight(operation, shape)
         if adapters.base_storage == "int8":
             raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", operation.name)
-        experts, row_count, column_count = shape
-        self._new_quantised_weight(operation.name, experts * row_count, column_count)
+        expert_count, row_count, column_count = shape
+        self._new_quantized_weight(operation.name, expert_count * row_count, column_count)
         return self._decode_weight(shape, self.dtype)
 
-    def _new_quantised_weight(self, parameter_name: str, row_count: Number, column_count: Number) -> Tensor:
+    def _new_quantized_weight(self, parameter_name: str, row_count: Number, column_count: Number) -> Tensor:
         assert self.adapters is not None
         weight_path = self.module_path()
         codes, *_ = [
@@ -119,18 +119,18 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, module_name: str, parameter_use: CountedOp) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, counted_op: CountedOp) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
-        adapters, tensors = self.adapters, super().unread_parameters(module_name, parameter_use)
+        adapters, tensors = self.adapters, super().unread_parameters(module_name, counted_op)
         if (
             adapters is None
             or adapters.library != "peft"
-            or not isinstance(parameter_use.op, Linear)
+            or not isinstance(counted_op.op, Linear)
             or module_name not in adapters.targets
         ):
             return tensors
-        shapes: list[Shape] = [(adapters.rank, parameter_use.op.n_in), (parameter_use.op.n_out, adapters.rank)]
-        shapes += [(parameter_use.op.n_out,)] if adapters.has_magnitudes else []
+        shapes: list[Shape] = [(adapters.rank, counted_op.op.n_in), (counted_op.op.n_out, adapters.rank)]
+        shapes += [(counted_op.op.n_out,)] if adapters.has_magnitudes else []
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.trained) for shape in shapes)]
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
@@ -201,7 +201,7 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{layer_name}.bias", (total_width,)) if biased_steps else None
         if self._is_quantised(operations[0]):
-            weight = self._new_quantised_weight(layer_name, total_width, x.shape[-1])
+            weight = self._new_quantized_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
         fused_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
@@ -273,9 +273,9 @@ class LoraKernels(FakeQuantizationKernels):
                 x, fused_product, [operation.output_values[0].width for operation in adapted_steps]
             )
         if len(adapted_steps) < len(operations):
-            names_text = ", ".join(operation.name for operation in operations)
+            projections_text = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
-                f"one product has one adapter; expected all of {names_text} in --lora-targets, or none"
+                f"one product has one adapter; expected all of {projections_text} in --lora-targets, or none"
             )
         return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, fused_product, weight, bias)
 

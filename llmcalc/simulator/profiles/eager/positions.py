@@ -47,22 +47,26 @@ class PositionKernels(AttentionVariantKernels):
 
     def do_distance_bias(self, operation: Step) -> None:
         bias_table, q = operation.input_values
-        query_count = self.token_positions(self.run_config.new_rows(q.rows))
-        key_count = self.token_positions(self.run_config.available_rows(q.rows))
+        query_positions = self.token_positions(self.run_config.new_rows(q.rows))
+        key_positions = self.token_positions(self.run_config.available_rows(q.rows))
         self.bind(
             operation.output_values[0],
-            self.bias_by_distance(self.tensor_of(bias_table), query_count, key_count, operation.options["causal"]),
+            self.bias_by_distance(
+                self.tensor_of(bias_table), query_positions, key_positions, operation.options["causal"]
+            ),
         )
 
-    def bias_by_distance(self, bias_table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
+    def bias_by_distance(
+        self, bias_table: Tensor, query_positions: Tensor, key_positions: Tensor, causal: bool
+    ) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         aten = self.aten
-        distances = aten.new_like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
-        offsets: tuple[Tensor, ...] = ()
+        distances = aten.new_like(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
+        direction_offsets: tuple[Tensor, ...] = ()
         if causal:
             distances = aten.new_like(aten.new_like(distances))
         else:
-            offsets, distances = (
+            direction_offsets, distances = (
                 (aten.new_like(aten.new_like(aten.compare(distances), dtype=INT64)),),
                 aten.new_like(distances),
             )
@@ -72,7 +76,7 @@ class PositionKernels(AttentionVariantKernels):
             )
         )
         bucket_indices = aten.new_like(
-            aten.new_like(aten.compare(distances), distances, aten.new_like(log_buckets)), *offsets
+            aten.new_like(aten.compare(distances), distances, aten.new_like(log_buckets)), *direction_offsets
         )
         return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 

@@ -16,12 +16,14 @@ class RowShiftKernels(Lowering):
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
         aten = self.aten
         output = operation.output_values[0]
-        padding_rows = operation.options["more"]
+        padding_row_count = operation.options["more"]
         state_name = operation.options["state"]
         x = aten.transpose(self.flat_tensor(operation.input_values[0]), 1, 2)
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached_tensors(state_name)
-        padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
-        self.store_in_cache(state_name, aten.slice(padded_input, padding_rows))
+        padded_input = (
+            aten.pad(x, x.shape[2] + padding_row_count) if cached_rows is None else aten.cat([cached_rows[0], x])
+        )
+        self.store_in_cache(state_name, aten.slice(padded_input, padding_row_count))
         self.store_tensor(output, aten.transpose(padded_input, 1, 2))
 
     def do_zeros(self, operation: Step) -> None:

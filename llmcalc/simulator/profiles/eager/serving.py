@@ -103,10 +103,10 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def serve_select(self, operation: Step) -> None:
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
-        queries = self.run_config.new_rows(operation.input_values[1].rows)
-        logits = self.indexer_logits(batch * queries, key_count)
+        query_count = self.run_config.new_rows(operation.input_values[1].rows)
+        logits = self.indexer_logits(batch * query_count, key_count)
         self.memo["selected"] = self.aten.new_tensor(
-            (batch, queries, minimum(key_count, operation.options["top_k"])), INT32
+            (batch, query_count, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
 
@@ -127,24 +127,24 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def serve_choose_entries(self, operation: Step) -> None:
         selectable_entries = self.selectable_entries
-        batch, queries = self.tensor_of(operation.input_values[1]).shape[:2]
-        logits = self.indexer_logits(batch * queries, selectable_entries)
+        batch, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        logits = self.indexer_logits(batch * query_count, selectable_entries)
         if operation.options["finds"] is not None:
-            entry_count, entry_rows = operation.options["finds"]
+            block_count, entries_per_block = operation.options["finds"]
             self.memo["candidate blocks"] = self.aten.new_tensor(
-                (batch, queries, minimum(ceil_div(selectable_entries, entry_rows), entry_count)), INT32
+                (batch, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
             )
         self.bind(
             operation.output_values[0],
-            self.aten.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
+            self.aten.new_tensor((batch, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
         """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
         keys = self.tensor_of(operation.input_values[0])
-        chosen_blocks = self.memo["candidate blocks"].shape[-1]
-        self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
+        chosen_block_count = self.memo["candidate blocks"].shape[-1]
+        self.selectable_entries = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
         self.bind(operation.output_values[0], keys)
 
     def serve_whole_entries(self, operation: Step) -> None:

@@ -112,7 +112,7 @@ def _read_section(
     root_model_type: str,
     root_config: Mapping[str, Any],
     section_name: str,
-    section: TowerSection,
+    tower_section: TowerSection,
     text_hidden_size: int,
     class_aliases: Mapping[str, str],
     root_aliases: Mapping[str, str],
@@ -121,31 +121,36 @@ def _read_section(
 
     class_aliases, root_aliases: the `attribute_map` of the configuration classes of the section and of the wrapper.
     """
-    section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
+    section_fields = (
+        tower_section.default_section if root_config.get(section_name) is None else root_config[section_name]
+    )
     if not isinstance(section_fields, dict):
         raise InputError(f"{section_name}: {short_repr(section_fields)}; expected a table of fields")
     stated_model_type = section_fields.get("model_type")
-    model_type = next(iter(section.defaults_by_type)) if stated_model_type in (None, "") else stated_model_type
-    if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
+    model_type = next(iter(tower_section.defaults_by_type)) if stated_model_type in (None, "") else stated_model_type
+    if not isinstance(model_type, str) or model_type not in tower_section.defaults_by_type:
         raise InputError(
-            f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}"
+            f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(tower_section.defaults_by_type)}"
         )
     config = Config(
         section_fields,
-        section.defaults_by_type[model_type],
+        tower_section.defaults_by_type[model_type],
         model_type,
         location=f"{section_name}.",
-        aliases={**class_aliases, **section.aliases},
+        aliases={**class_aliases, **tower_section.aliases},
     )
-    wrapper_config = Config(root_config, section.wrapper_defaults, root_model_type, aliases=root_aliases)
-    tower_tables = section.read_tower(wrapper_config, config, text_hidden_size)
+    wrapper_config = Config(root_config, tower_section.wrapper_defaults, root_model_type, aliases=root_aliases)
+    tower_tables = tower_section.read_tower(wrapper_config, config, text_hidden_size)
     for tower_name, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
-    config.finish(IGNORED | section.ignored_fields)
-    return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown_fields])]
+    config.finish(IGNORED | tower_section.ignored_fields)
+    return tower_tables, [
+        *config.notes,
+        *remark_on_ignored_fields([unknown_field.path for unknown_field in config.unknown_fields]),
+    ]
 
 
 def _innermost_message(error: ValidationError) -> str:

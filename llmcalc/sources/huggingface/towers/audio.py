@@ -17,11 +17,13 @@ from .section import TowerSection, patches_per_side, projector, self_attention, 
 from .siglip import siglip_of_rows
 
 
-def _whisper_encoder(config: Config, width_field: str, depth_field: str, heads_field: str, ffn_width: str) -> Table:
+def _whisper_encoder(
+    config: Config, width_field: str, depth_field: str, heads_field: str, ffn_width_field: str
+) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
     norm, position_rows = layernorm(), config.integer("max_source_positions")
     attention = self_attention(config, heads_field, width_field, **biases(True, "q_bias", "v_bias", "o_bias"))
-    ffn = mlp(config.integer(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.integer(ffn_width_field), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.integer(depth_field),
         "block": layer_table(attention, ffn, norm),
@@ -161,12 +163,12 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     """
     if config.has("head_dim"):
         raise config.field_error("head_dim", "none: hidden_size / num_attention_heads is what is counted")
-    hidden, heads, time_reduction = config.integer_fields(
+    hidden_size, heads, time_reduction = config.integer_fields(
         "hidden_size", "num_attention_heads", "time_reduction"
     ).values()
-    config.quotient("num_attention_heads", hidden, heads)
-    config.require("ext_pw_out_channel", hidden)
-    config.require("depthwise_separable_out_channel", hidden)
+    config.quotient("num_attention_heads", hidden_size, heads)
+    config.require("ext_pw_out_channel", hidden_size)
+    config.require("depthwise_separable_out_channel", hidden_size)
     if time_reduction % 2:
         raise config.error("time_reduction", time_reduction, "an even number")
     mel_bin_count = config.integer("input_size")
@@ -195,7 +197,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     }
     tower = {
         "type": "conformer",
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "subsampling": subsampling_table,
         "num_hidden_layers": config.integer("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
@@ -210,7 +212,9 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         },
         "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(hidden, *two_linear_layers(text_hidden_size), frames=config.integer("downsample_rate"))
+    audio_projector = projector(
+        hidden_size, *two_linear_layers(text_hidden_size), frames=config.integer("downsample_rate")
+    )
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

@@ -39,7 +39,7 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
     hidden_size = config.integer("hidden_size")
     for channel_level in {
-        *(channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)),
+        *(level for level in attended_levels if level < len(channel_multipliers)),
         len(channel_multipliers) - 1,
     }:
         if base_channels * channel_multipliers[channel_level] != hidden_size:
@@ -63,11 +63,11 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
     base_channels = config.integer("base_channels")
-    channel_multiples = _read_numbers(config, "channel_multiplier", minimum=1)
-    for multiplier in channel_multiples:
+    channel_multipliers = _read_numbers(config, "channel_multiplier", minimum=1)
+    for multiplier in channel_multipliers:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
-    return base_channels, channel_multiples
+    return base_channels, channel_multipliers
 
 
 def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:

@@ -21,8 +21,10 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     config.quotient("num_attention_heads", hidden_size, heads)
     transcription_layer_count = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layer_count < 1:
-        layer_count = config.get("num_timestamp_prediction_layers")
-        raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
+        timestamp_layer_count = config.get("num_timestamp_prediction_layers")
+        raise config.error(
+            "num_timestamp_prediction_layers", timestamp_layer_count, f"less than num_hidden_layers ({depth})"
+        )
     input_size = config.integer("num_mel_bins") * config.integer("num_stacked_frames")
     if input_size % 2:
         raise config.field_error("num_mel_bins", "an even number of values per stacked frame")
@@ -38,22 +40,22 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "normed_layers": [transcription_layer_count - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor_table = root_config.section(
+    adaptor_config = root_config.section(
         "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
     )
-    adaptor_table.require("hidden_size", text_hidden_size)
+    adaptor_config.require("hidden_size", text_hidden_size)
     block = layer_table(
-        self_attention(adaptor_table, **biases(True, *QKVO)),
-        mlp(adaptor_table.integer("intermediate_size"), adaptor_table.choice(ACTIVATIONS, "hidden_act")),
-        layernorm(adaptor_table.number("layer_norm_eps")),
+        self_attention(adaptor_config, **biases(True, *QKVO)),
+        mlp(adaptor_config.integer("intermediate_size"), adaptor_config.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor_config.number("layer_norm_eps")),
     )
     inner_layer = (
-        adaptor_table.integer("projector_hidden_size"),
+        adaptor_config.integer("projector_hidden_size"),
         True,
-        adaptor_table.choice(ACTIVATIONS, "projector_hidden_act"),
+        adaptor_config.choice(ACTIVATIONS, "projector_hidden_act"),
     )
-    stack = {"num_hidden_layers": adaptor_table.integer("num_hidden_layers"), "block": block}
-    adaptor_table.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    stack = {"num_hidden_layers": adaptor_config.integer("num_hidden_layers"), "block": block}
+    adaptor_config.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack),

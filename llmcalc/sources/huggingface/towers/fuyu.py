@@ -11,11 +11,11 @@ from .section import TowerSection
 
 
 def _read_fuyu(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    patches = {
+    patch_fields = {
         **root_config.integer_fields("patch_size", "num_channels"),
         "bias": True,
     }
-    return {"vision_embed_tokens": {"type": "patches", "hidden_size": text_hidden_size, "patches": patches}}
+    return {"vision_embed_tokens": {"type": "patches", "hidden_size": text_hidden_size, "patches": patch_fields}}
 
 
 WRAPPERS = {

@@ -49,9 +49,9 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: i
     position_table = {"rows": config.integer("position_embedding_size"), "axes": 2}
     clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.integer("pooling_kernel_size")
     image_resizing = {**GEMMA4_BUDGET, "merge": merge_size}
-    standardizes = config.flag("standardize")
+    is_standardized = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_resizing
+        config, block, positions=position_table, standardize=is_standardized, clamps=clamp_count, image=image_resizing
     )
     pooling_table: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
@@ -131,12 +131,12 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width = config.integer("mm_embed_dim")
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
+    patch_fields = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
     position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
     embedder_table = {
         "type": "patches",
         "hidden_size": embedding_width,
-        "patches": patches,
+        "patches": patch_fields,
         "positions": position_table,
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
@@ -192,7 +192,9 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: 
 
 def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
-    kernel_sizes, strides = (_read_pairs(config, field) for field in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
+    kernel_sizes, strides = (
+        _read_pairs(config, field_name) for field_name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")
+    )
     convolution_tables = [
         {"channels": channel_count, "kernel": kernel_size, "stride": stride}
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)

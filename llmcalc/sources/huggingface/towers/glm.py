@@ -50,14 +50,14 @@ def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) 
     The gate of its merger is clamped, too, which a projector does not describe.
     """
     config.require("hidden_act", "silu")
-    return _encoder_with_qk_norm(config, config.integer("projection_intermediate_size"), clamps_gate=True)
+    return _encoder_with_qk_norm(config, config.integer("projection_intermediate_size"), has_clamped_gate=True)
 
 
-def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
+def _encoder_with_qk_norm(config: Config, merger_width: int, has_clamped_gate: bool = False) -> Table:
     """Returns an encoder with QK-norm, and its merger."""
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(has_bias, *QKVO), **qk_norm_fields(norm))
-    ffn = clamped_swiglu(glu(config, has_bias)) if clamps_gate else glu(config, has_bias)
+    ffn = clamped_swiglu(glu(config, has_bias)) if has_clamped_gate else glu(config, has_bias)
     return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
@@ -66,7 +66,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     hidden_size = config.integer("hidden_size")
     output_width = config.integer("out_hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    patches = {
+    patch_fields = {
         "num_channels": config.integer("in_channels"),
         "temporal_patch_size": config.integer("temporal_patch_size"),
         "bias": True,
@@ -80,7 +80,13 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
+        config,
+        block,
+        depth_field="depth",
+        stack=stack,
+        patch_fields=patch_fields,
+        image=image_resizing,
+        **encoder_fields,
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {

@@ -41,20 +41,20 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
     }
     feature_width = concatenated_layers * hidden_size
     resampler = qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
-    linear_layer = projector(
+    projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
-    return {"audio_encoder": tower, "projector": linear_layer}
+    return {"audio_encoder": tower, "projector": projector_table}
 
 
 def _count_of_concatenated_layers(config: Config) -> int:
     """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
-    layers = config.integers("cat_hidden_layers")
-    if len({*layers}) < len(layers) or max(layers, default=0) >= config.integer("num_layers"):
-        raise config.error("cat_hidden_layers", layers, "different indices below num_layers")
-    return len(layers)
+    layer_indices = config.integers("cat_hidden_layers")
+    if len({*layer_indices}) < len(layer_indices) or max(layer_indices, default=0) >= config.integer("num_layers"):
+        raise config.error("cat_hidden_layers", layer_indices, "different indices below num_layers")
+    return len(layer_indices)
 
 
 def qformer(

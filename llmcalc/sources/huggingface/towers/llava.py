@@ -120,14 +120,14 @@ def _read_video_llava(root_config: Config, config: Config, text_hidden_size: int
 
 def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
-    layers = layers_of_features(root_config)
+    layer_count = layers_of_features(root_config)
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
-            layers * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
+            layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
         ),
     }
 
@@ -158,30 +158,30 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
 def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
-    perceiver = root_config.section("perceiver_config", PERCEIVER)
-    network_width = text_config.integer("intermediate_size")
+    perceiver_config = root_config.section("perceiver_config", PERCEIVER)
+    ffn_width = text_config.integer("intermediate_size")
     gated_layer = {
-        "size": 2 * network_width,
+        "size": 2 * ffn_width,
         "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
         "gated": True,
     }
-    heads, kv_heads = perceiver.integer("resampler_n_heads"), perceiver.integer("num_key_value_heads")
-    perceiver.quotient("num_key_value_heads", heads, kv_heads)
-    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.integer("resampler_head_dim")}
+    heads, kv_heads = perceiver_config.integer("resampler_n_heads"), perceiver_config.integer("num_key_value_heads")
+    perceiver_config.quotient("num_key_value_heads", heads, kv_heads)
+    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver_config.integer("resampler_head_dim")}
     resampler = {
         "type": "perceiver",
-        "queries": perceiver.integer("resampler_n_latents"),
+        "queries": perceiver_config.integer("resampler_n_latents"),
         "hidden_size": text_hidden_size,
-        "num_hidden_layers": perceiver.integer("resampler_depth"),
+        "num_hidden_layers": perceiver_config.integer("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
         "feed_forward": {
             "intermediate_size": 4 * text_hidden_size,
-            "hidden_act": perceiver.choice(ACTIVATIONS, "hidden_act"),
+            "hidden_act": perceiver_config.choice(ACTIVATIONS, "hidden_act"),
             "gated": True,
         },
-        "norm": rmsnorm(perceiver.number("rms_norm_eps")),
+        "norm": rmsnorm(perceiver_config.number("rms_norm_eps")),
     }
-    perceiver.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
+    perceiver_config.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
     return {
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
         "connector_projection": {
@@ -195,12 +195,12 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
 def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(root_config)
-    queries_of_patches = _read_query_counts(root_config)
+    queries_by_patch_count = _read_query_counts(root_config)
     hidden_size, patch_count, norm = config.integer("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
-    rows_field, largest_query_count = "max_value_projector_patch_to_query_dict", max(queries_of_patches.values())
+    rows_field, largest_query_count = "max_value_projector_patch_to_query_dict", max(queries_by_patch_count.values())
     query_rows = root_config.integer(rows_field) if root_config.has(rows_field) else largest_query_count
     tower = siglip_of_rows(config, patch_count)
-    if queries_of_patches.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
+    if queries_by_patch_count.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_rows}
     resampler = {
         "queries": query_rows,
@@ -222,16 +222,16 @@ def _read_query_counts(root_config: Config) -> dict[int, int]:
     stated_counts = root_config.get("projector_patch_to_query_dict")
     query_counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:
-        queries_of_patches = {int(patch_text): int(query_count) for patch_text, query_count in query_counts.items()}
+        queries_by_patch_count = {int(patch_text): int(query_count) for patch_text, query_count in query_counts.items()}
     except (AttributeError, TypeError, ValueError):
-        queries_of_patches = {}
-    if not queries_of_patches or not all(
-        0 < query_count_of_patches <= LARGEST for query_count_of_patches in queries_of_patches.values()
+        queries_by_patch_count = {}
+    if not queries_by_patch_count or not all(
+        0 < query_count <= LARGEST for query_count in queries_by_patch_count.values()
     ):
         raise root_config.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
         )
-    return queries_of_patches
+    return queries_by_patch_count
 
 
 def read_internvl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -239,7 +239,9 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("use_mask_token", False)
     require_one_layer(root_config)
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
+    square_config = config.with_fields(
+        **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
+    )
     patch_count = patches_per_side(square_config) ** 2
     image_resizing = {
         "type": "tiles",

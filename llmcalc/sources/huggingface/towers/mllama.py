@@ -24,22 +24,24 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
         patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        tiles={"max_tiles": config.integer("max_num_tiles"), "image_kinds": _image_kinds(config) + 1},
+        tiles={"max_tiles": config.integer("max_num_tiles"), "image_kinds": _aspect_ratio_count(config) + 1},
         upper_stack={
             "num_hidden_layers": config.integer("num_global_layers"),
             "block": {**block, "residual_scale": "gate"},
         },
     )
-    features = 1 + len(config.integers("intermediate_layers_indices"))
-    output_width = features * config.integer("hidden_size")
+    feature_count = 1 + len(config.integers("intermediate_layers_indices"))
+    output_width = feature_count * config.integer("hidden_size")
     config.require("vision_output_dim", output_width)
     return {
         "vision_model": tower,
-        "multi_modal_projector": projector(output_width, (text_hidden_size, True, "identity"), encoder_layers=features),
+        "multi_modal_projector": projector(
+            output_width, (text_hidden_size, True, "identity"), encoder_layers=feature_count
+        ),
     }
 
 
-def _image_kinds(config: Config) -> int:
+def _aspect_ratio_count(config: Config) -> int:
     """Returns the number of aspect ratios of images that have vectors of their own."""
     aspect_ratios = config.get("supported_aspect_ratios")
     if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_ASPECT_RATIOS:

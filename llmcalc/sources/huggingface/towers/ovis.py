@@ -36,12 +36,12 @@ def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> T
     }
 
 
-def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
+def _with_image_rule(tower: Table, encoder_config: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
     merge_size = config.integer("hidden_stride")
     image_resizing = {
         "type": "covering",
-        "size": encoder.integer("image_size"),
+        "size": encoder_config.integer("image_size"),
         "max_tiles": OVIS_TILES,
         "merge": merge_size,
     }
@@ -70,18 +70,18 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     config.require_fields(drop_cls_token=False, depths=None)
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
-    backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
+    backbone_model_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
     field_path_prefix = f"{config.location}backbone_config."
-    if backbone_type == "siglip_vision_model":
-        backbone_config = Config(backbone_fields, SIGLIP, backbone_type, location=field_path_prefix)
+    if backbone_model_type == "siglip_vision_model":
+        backbone_config = Config(backbone_fields, SIGLIP, backbone_model_type, location=field_path_prefix)
         tower = siglip_encoder(backbone_config)
-    elif backbone_type == "aimv2":
+    elif backbone_model_type == "aimv2":
         backbone_config = Config(
-            backbone_fields, AIMV2, backbone_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+            backbone_fields, AIMV2, backbone_model_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
         )
         tower = _aimv2_encoder(backbone_config)
     else:
-        raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+        raise config.error("backbone_config.model_type", backbone_model_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone_config, config)
     backbone_config.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown_fields += backbone_config.unknown_fields
@@ -96,13 +96,13 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
-    rope: Table = ROTARY if config.flag("use_rope") else {}
-    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
-    pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
+    rope_fields: Table = ROTARY if config.flag("use_rope") else {}
+    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
+    pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     image_resizing = {
         "type": "smart_resize",
         "merge": config.integer("hidden_stride"),
-        **pixels,
+        **pixel_limits,
         "enlarge": True,
         "marks": 2,
     }

@@ -132,14 +132,16 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
-    layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
+    stack_fields: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
     patch_fields = {
         "num_channels": config.integer("in_channels"),
         "temporal_patch_size": config.integer("temporal_patch_size"),
     }
-    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patch_fields=patch_fields)
-    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
+    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
+    has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(
+        text_hidden_size, activation, has_bias, root_config.integer("projector_hidden_size")
+    )
     merge_size = config.integer("spatial_merge_size")
     merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
@@ -150,9 +152,9 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
 
     Vectors mark the ends of lines and of images.
     """
-    eps, hidden = config.number("rms_norm_eps"), config.integer("hidden_size")
+    eps, hidden_size = config.number("rms_norm_eps"), config.integer("hidden_size")
     position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
-    patches = {"num_channels": config.integer("num_channels"), "bias": True}
+    patch_fields = {"num_channels": config.integer("num_channels"), "bias": True}
     merge_size = config.integer("spatial_merge_size")
     image_resizing = {
         "type": "smart_resize",
@@ -163,12 +165,14 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     }
     block = biased_layer(config, layernorm(eps))
     tower = vision_transformer(
-        config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_resizing
+        config, block, patch_fields=patch_fields, positions={"rows": position_rows}, image=image_resizing
     )
-    linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
-    merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
-    marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    marker_projector = projector(4 * hidden, (text_hidden_size, True, "identity"), **marker_vectors)
+    linear_layers = two_linear_layers(
+        4 * hidden_size, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden_size
+    )
+    merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
+    marker_fields: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
+    marker_projector = projector(4 * hidden_size, (text_hidden_size, True, "identity"), **marker_fields)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": marker_projector}
 
 

@@ -133,7 +133,7 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     norm = layernorm(config.number("layer_norm_eps"))
     hidden_size = config.integer("hidden_size")
     merge_size = config.integer("spatial_merge_size")
-    block = biased_layer(config, norm, heads="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
     angle_count = block["attention"]["head_dim"] // 2
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
@@ -141,7 +141,7 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     tower = vision_transformer(
         config,
         block,
-        depth="depth",
+        depth_field="depth",
         stack={"embedding_norm": norm},
         patch_fields={"num_channels": config.integer("in_channels")},
         class_embedding=True,
@@ -171,7 +171,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("text_hidden_size", text_hidden_size)
     norm, has_linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
-    attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
+    attention = self_attention(config, width_field="qkv_hidden_size", **ROTARY, **biases_of_attention)
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), has_linear_bias)
     tower = vision_transformer(
         config,
@@ -200,7 +200,7 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
     if not 0 < mlp_ratio <= 100:
         raise config.error("mlp_ratio", mlp_ratio, "a number between 0 and 100")
     usual_config = config.with_fields(hidden_size=width)
-    return usual_config, biased_layer(usual_config, norm, heads="heads", ffn=mlp(int(width * mlp_ratio), "gelu"))
+    return usual_config, biased_layer(usual_config, norm, heads_field="heads", ffn=mlp(int(width * mlp_ratio), "gelu"))
 
 
 def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -212,7 +212,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
     tower = vision_transformer(
         timm_config,
         block,
-        depth="layers",
+        depth_field="layers",
         stack={"final_norm": norm},
         patch_fields={"bias": True},
         positions={"rows": patches_per_side(config) ** 2},
@@ -263,15 +263,15 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.require("hidden_size", text_hidden_size)
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
-    attention = self_attention(config, width="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
+    attention = self_attention(config, width_field="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = config.integer_fields("num_channels", "temporal_patch_size")
+    patch_fields = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, has_bias), norm),
         stack={"embedding_norm": norm, **final_norm},
-        patch_fields={**patches, "bias": True},
+        patch_fields={**patch_fields, "bias": True},
     )
     merger = projector(
         hidden_size,
@@ -325,7 +325,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     """
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     inner_width = root_config.integer("ffn_hidden_size")
-    block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
+    block = biased_layer(config, norm, heads_field="num_heads") | {"norm_placement": "output"}
     tower = vision_transformer(
         config,
         block,
@@ -375,8 +375,8 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
         root_config.get("version") is None and text_hidden_size == 2304
     )
     config.has("vision_use_head")  # which the class does not read
-    is_default = is_first_version and not root_config.has("vision_config")
-    resized_config = config.with_fields(image_size=384) if is_default else config
+    has_default_encoder = is_first_version and not root_config.has("vision_config")
+    resized_config = config.with_fields(image_size=384) if has_default_encoder else config
     tower = siglip_of_rows(resized_config, patches_per_side(resized_config) ** 2)
     if root_config.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
@@ -413,7 +413,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
     norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
-        usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=position_table
+        usual_config, block, depth_field="layers", stack={"embedding_norm": norm}, positions=position_table
     )
     resampler = _query_projector(config, config.integer("width"), text_hidden_size, config.integer("n_queries"), True)
     return {"visual": tower, "resampler": resampler}

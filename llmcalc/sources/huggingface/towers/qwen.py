@@ -41,11 +41,11 @@ def _patch_fields(config: Config, **patch_fields: Any) -> Table:
     }
 
 
-def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
+def _patch_merger(config: Config, input_width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     merge_size = config.integer("spatial_merge_size")
-    linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
-    return projector(width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
+    linear_layers = two_linear_layers(output_width, inner_width=input_width * merge_size * merge_size)
+    return projector(input_width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
 
 
 def _merging_encoder(
@@ -58,7 +58,12 @@ def _merging_encoder(
     image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image_resizing, frees_first_input=frees_first_input, **encoder_fields
+            config,
+            block,
+            depth_field="depth",
+            image=image_resizing,
+            frees_first_input=frees_first_input,
+            **encoder_fields,
         ),
         "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
     }
@@ -67,16 +72,18 @@ def _merging_encoder(
 def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
     norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
-    encoder = config.with_fields(hidden_size=embed_dim)
+    encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = biased_layer(encoder, norm, heads="num_heads", ffn=ffn, **ROTARY)
-    return _merging_encoder(encoder, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config))
+    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY)
+    return _merging_encoder(
+        encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
+    )
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
@@ -90,7 +97,7 @@ def _window_stack(config: Config) -> Table:
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.integer("depth")
-    if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
+    if not isinstance(full_blocks, list | tuple) or any(type(layer_index) is not int for layer_index in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
     layer_kinds = ["block" if layer_index in full_blocks else "windowed" for layer_index in range(depth)]
     if "windowed" not in layer_kinds:
@@ -121,7 +128,7 @@ def _read_hyperclovax(root_config: Config, config: Config, text_hidden_size: int
 def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
-    block = biased_layer(config, norm, heads="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
@@ -181,14 +188,14 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
 
     position_rows: those of the position embedding. layer_fields: further arguments of `biased_layer`.
     """
-    merged_shape = config.get("merge_kernel_size")
+    merge_kernel_size = config.get("merge_kernel_size")
     if (
-        not isinstance(merged_shape, list | tuple)
-        or [*map(type, merged_shape)] != [int, int]
-        or not merged_shape[0] == merged_shape[1] > 0
+        not isinstance(merge_kernel_size, list | tuple)
+        or [*map(type, merge_kernel_size)] != [int, int]
+        or not merge_kernel_size[0] == merge_kernel_size[1] > 0
     ):
-        raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.integer("hidden_size")
+        raise config.error("merge_kernel_size", merge_kernel_size, "two equal positive numbers")
+    norm, merge_size, hidden_size = layernorm(1e-5), merge_kernel_size[0], config.integer("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
@@ -220,8 +227,8 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, merge_size = layernorm(config.number("rms_norm_eps")), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config,
-        biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
-        depth="depth",
+        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY),
+        depth_field="depth",
         stack={"final_norm": layernorm(1e-6)},
         patch_fields={"num_channels": config.integer("in_channels")},
     )
@@ -245,12 +252,12 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
     Published configs state both merge sizes in the table `img_token_compression_config`.
     """
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
-    compression = config.section("img_token_compression_config")
+    compression_config = config.section("img_token_compression_config")
     temporal_patch_size, merge_size = (
-        compression.integer(field) if compression.has(field) else config.integer(field)
-        for field in ("temporal_patch_size", "spatial_merge_size")
+        compression_config.integer(field_name) if compression_config.has(field_name) else config.integer(field_name)
+        for field_name in ("temporal_patch_size", "spatial_merge_size")
     )
-    patches = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
+    patch_fields = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
     image_resizing = {
         "type": "smart_resize",
         "merge": merge_size,
@@ -260,7 +267,7 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
     }
     layer = biased_layer(config, norm, **ROTARY)
     tower = vision_transformer(
-        config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_resizing
+        config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
     )
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {

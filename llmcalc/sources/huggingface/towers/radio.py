@@ -71,8 +71,11 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     Its attention has no biases unless the config states them.
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
-    hidden_size, bias = stack.pop("hidden_size"), config.flag("projection_bias")
-    linear_layers = (config.integer("projection_hidden_size"), bias, "relu2"), (text_hidden_size, bias, "identity")
+    hidden_size, has_bias = stack.pop("hidden_size"), config.flag("projection_bias")
+    linear_layers = (
+        (config.integer("projection_hidden_size"), has_bias, "relu2"),
+        (text_hidden_size, has_bias, "identity"),
+    )
     audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {

@@ -15,7 +15,7 @@ GOT_TOKENS = 256
 """The tokens of an image in the processor of GOT-OCR 2."""
 
 
-def _sam_encoder(config: Config, halving_channels: list[int], network_width: int) -> Table:
+def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) -> Table:
     """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
     grid_side = patches_per_side(config)
     depth = config.integer("num_hidden_layers")
@@ -37,7 +37,7 @@ def _sam_encoder(config: Config, halving_channels: list[int], network_width: int
         "global_layers": [layer_index for layer_index in config.integers("global_attn_indexes") if layer_index < depth],
         "relative_positions": config.flag("use_rel_pos"),
         **({"positions": {"rows": grid_side * grid_side}} if config.flag("use_abs_pos") else {}),
-        "feed_forward": mlp(network_width, config.choice(ACTIVATIONS, "hidden_act")),
+        "feed_forward": mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
         "output_channels": config.integer("output_channels"),
         "halvings": halving_channels,

@@ -46,17 +46,17 @@ def vision_section(
 def vision_transformer(
     config: Config,
     block: Table,
-    depth: str = "num_hidden_layers",
+    depth_field: str = "num_hidden_layers",
     stack: Table | None = None,
     patch_fields: Table | None = None,
     **encoder_fields: Any,
 ) -> Table:
-    """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
+    """Returns a vision encoder with image patches and layers. depth_field: the field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.integer("hidden_size"),
         "patches": {"patch_size": config.integer("patch_size"), **(patch_fields or {})},
-        "stack": {"num_hidden_layers": config.integer(depth), "block": block, **(stack or {})},
+        "stack": {"num_hidden_layers": config.integer(depth_field), "block": block, **(stack or {})},
         **encoder_fields,
     }
 
@@ -65,22 +65,26 @@ ROTARY: Table = {"position": {"type": "rope"}}
 
 
 def self_attention(
-    config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **attention_fields: Any
+    config: Config, heads_field: str = "num_attention_heads", width_field: str = "hidden_size", **attention_fields: Any
 ) -> Table:
-    """Returns self-attention whose heads divide a width evenly. heads, width: the config fields of both."""
-    head_count = config.integer(heads)
+    """Returns self-attention whose heads divide a width evenly. heads_field, width_field: the config fields of both."""
+    head_count = config.integer(heads_field)
     return {
         "num_attention_heads": head_count,
-        "head_dim": config.quotient(heads, config.integer(width), head_count),
+        "head_dim": config.quotient(heads_field, config.integer(width_field), head_count),
         **attention_fields,
     }
 
 
 def biased_layer(
-    config: Config, norm: Table, heads: str = "num_attention_heads", ffn: Table | None = None, **attention_fields: Any
+    config: Config,
+    norm: Table,
+    heads_field: str = "num_attention_heads",
+    ffn: Table | None = None,
+    **attention_fields: Any,
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    attention = self_attention(config, heads, **biases(True, *QKVO), **attention_fields)
+    attention = self_attention(config, heads_field, **biases(True, *QKVO), **attention_fields)
     if ffn is None:
         ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return layer_table(attention, ffn, norm)
@@ -91,28 +95,29 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 
 
 def two_linear_layers(
-    width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
+    output_width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
-    """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
-    return (inner_width or width, bias, activation), (width, bias, "identity")
+    """Returns two linear layers with an activation. inner_width: default `output_width`, the output's width."""
+    return (inner_width or output_width, bias, activation), (output_width, bias, "identity")
 
 
-def projector(width: int, *maps: LinearLayer, **projector_fields: Any) -> Table:
-    """Returns a projector of linear layers. width: the input's width."""
-    linear_layers = [
-        {"size": output_width, "bias": bias, "hidden_act": activation} for output_width, bias, activation in maps
+def projector(input_width: int, *linear_layers: LinearLayer, **projector_fields: Any) -> Table:
+    """Returns a projector of linear layers. input_width: the input's width."""
+    layer_tables = [
+        {"size": output_width, "bias": bias, "hidden_act": activation}
+        for output_width, bias, activation in linear_layers
     ]
-    return {"type": "projector", "input_size": width, "maps": linear_layers, **projector_fields}
+    return {"type": "projector", "input_size": input_width, "maps": layer_tables, **projector_fields}
 
 
-def two_layer_projector(root_config: Config, width: int, output_width: int, **projector_fields: Any) -> Table:
+def two_layer_projector(root_config: Config, input_width: int, output_width: int, **projector_fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     return projector(
-        width,
+        input_width,
         *two_linear_layers(output_width, activation, root_config.flag("multimodal_projector_bias")),
         **projector_fields,
     )
@@ -124,12 +129,18 @@ MOST_LAYERS_READ = 100
 
 def layers_of_features(root_config: Config) -> int:
     """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
-    layers = root_config.get("vision_feature_layer")
-    if type(layers) is int:
+    feature_layers = root_config.get("vision_feature_layer")
+    if type(feature_layers) is int:
         return 1
-    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
-    return len(layers)
+    if (
+        not isinstance(feature_layers, list | tuple)
+        or {*map(type, feature_layers)} != {int}
+        or len(feature_layers) > MOST_LAYERS_READ
+    ):
+        raise root_config.error(
+            "vision_feature_layer", feature_layers, f"a layer, or a list of at most {MOST_LAYERS_READ}"
+        )
+    return len(feature_layers)
 
 
 def require_one_layer(root_config: Config) -> None:
@@ -146,15 +157,15 @@ def patches_per_side(config: Config) -> int:
     return image_size // patch_size
 
 
-def merged_square_side(config: Config, field: str) -> int:
+def merged_square_side(config: Config, field_name: str) -> int:
     """Returns the side, in patches, of the squares that are merged to one patch: 1 / the field's value.
 
     Raises `InputError` if that is no whole number.
     """
-    shuffle_ratio = config.number(field)
+    shuffle_ratio = config.number(field_name)
     merge_size = round(1 / shuffle_ratio) if shuffle_ratio > 0 else 0
     if merge_size < 1 or merge_size * shuffle_ratio != 1:
-        raise config.error(field, shuffle_ratio, "1 / a whole number")
+        raise config.error(field_name, shuffle_ratio, "1 / a whole number")
     return merge_size
 
 

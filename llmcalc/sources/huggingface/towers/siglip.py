@@ -159,22 +159,26 @@ def _read_clip(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    tokens, grid_side = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
-    if grid_side < tokens:
+    tokens_per_side, grid_side = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    if grid_side < tokens_per_side:
         raise root_config.error(
-            "mm_tokens_per_image", tokens * tokens, f"at most {grid_side**2}, the patches of an image"
+            "mm_tokens_per_image", tokens_per_side * tokens_per_side, f"at most {grid_side**2}, the patches of an image"
         )
-    pooling_table = {"merge": grid_side // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    linear_layers = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
+    pooling_table = {
+        "merge": grid_side // tokens_per_side,
+        "merged": "mean",
+        "norm": rmsnorm(config.number("layer_norm_eps")),
+    }
+    projector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
     image_resizing = {
         "type": "fixed",
         "size": config.integer("image_size"),
-        "tokens": tokens * tokens,
+        "tokens": tokens_per_side * tokens_per_side,
         "marks": GEMMA3_MARKS,
     }
     return {
         "vision_tower": {**siglip_encoder(config), "image": image_resizing},
-        "multi_modal_projector": linear_layers,
+        "multi_modal_projector": projector_table,
     }
 
 
@@ -216,9 +220,16 @@ def _gated_projector(
 def _image_tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge_size = root_config.integer("downsample_factor")
-    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
+    image_tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.integer("image_size")
-    return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
+    return {
+        "type": "tiles",
+        "size": image_size,
+        "max_tiles": AYA_TILES,
+        "tokens": image_tokens,
+        "tile_marks": 1,
+        "marks": 2,
+    }
 
 
 def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Table:

@@ -38,11 +38,13 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2},
     )
-    halvings = [{"size": channels, "bias": True, "halves": True} for channels in (2 * hidden_size, 4 * hidden_size)]
+    halving_convolutions = [
+        {"size": channels, "bias": True, "halves": True} for channels in (2 * hidden_size, 4 * hidden_size)
+    ]
     linear_layer = (text_hidden_size, root_config.flag("projector_bias"), "identity")
     return {
         "vision_model": tower,
-        "vision_downsampler": {**projector(hidden_size), "maps": halvings},
+        "vision_downsampler": {**projector(hidden_size), "maps": halving_convolutions},
         "multi_modal_projector": projector(4 * hidden_size, linear_layer),
     }
 

@@ -15,7 +15,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
     speech_config = config.section("asr_config", SPEECH)
     diarization_config = config.section("diarization_config", DIARIZATION)
     speaker_config = diarization_config.section("audio_config", SPEAKERS)
-    head = diarization_config.section("head_config", HEAD)
+    head_config = diarization_config.section("head_config", HEAD)
     timestamp_config = root_config.section("word_timestamp_config", TIMESTAMPS)
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
@@ -23,13 +23,13 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
         "hidden_size", "subsampling_factor", "num_mel_bins"
     ).values()
     timestamp_config.require("hidden_size", hidden_size)
-    for section_config, field, field_value in (
+    for section_config, field_name, field_value in (
         (speaker_config, "subsampling_factor", frames_per_token),
         (speaker_config, "num_mel_bins", mel_bins),
-        (head, "subsampling_factor", frames_per_token),
-        (head, "audio_hidden_size", speaker_config.integer("hidden_size")),
+        (head_config, "subsampling_factor", frames_per_token),
+        (head_config, "audio_hidden_size", speaker_config.integer("hidden_size")),
     ):
-        section_config.require(field, field_value)
+        section_config.require(field_name, field_value)
     tower = {
         "type": "diarized",
         "num_mel_bins": mel_bins,
@@ -40,8 +40,8 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
         "speakers": {
             "hidden_size": speaker_config.integer("hidden_size"),
             "stack": _stack(speaker_config, has_qk_norm=False),
-            "head_size": head.integer("hidden_size"),
-            "num_speakers": head.integer("num_speakers"),
+            "head_size": head_config.integer("hidden_size"),
+            "num_speakers": head_config.integer("num_speakers"),
         },
         "timestamps": {
             "stack": _stack(timestamp_config, has_qk_norm=True),
@@ -51,7 +51,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
     }
     for section_config, parent_config in (
         (speaker_config, diarization_config),
-        (head, diarization_config),
+        (head_config, diarization_config),
         (diarization_config, config),
         (speech_config, config),
     ):
@@ -64,7 +64,9 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys have one."""
     heads, norm = config.integer("num_attention_heads"), layernorm()
     config.require_if_present("num_key_value_heads", heads)
-    attention = self_attention(config, o_bias=True, position=rope(config, default_share=0.5 if has_qk_norm else 1.0))
+    attention = self_attention(
+        config, o_bias=True, position=rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)
+    )
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)

@@ -54,20 +54,20 @@ def _audio_connector(tokenizer_name: str, config: Config, text_hidden_size: int)
 
 def _read_acoustic(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the acoustic encoder, its decoder, and the diffusion head that generates its outputs."""
-    head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
-    head.require("model_type", "vibevoice_diffusion")
-    activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
-    ffn = {**mlp(head.integer("intermediate_size"), activation, has_biases), "gated": True}
+    head_config = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
+    head_config.require("model_type", "vibevoice_diffusion")
+    activation, has_biases = head_config.choice(ACTIVATIONS, "hidden_act"), head_config.flag("mlp_bias")
+    ffn = {**mlp(head_config.integer("intermediate_size"), activation, has_biases), "gated": True}
     ffn |= biases(has_biases, "gate_bias")
     diffusion_head = {
         "hidden_size": text_hidden_size,
-        "num_hidden_layers": head.integer("num_hidden_layers"),
-        "frequency_size": head.integer("frequency_embedding_size"),
+        "num_hidden_layers": head_config.integer("num_hidden_layers"),
+        "frequency_size": head_config.integer("frequency_embedding_size"),
         "hidden_act": activation,
         "feed_forward": ffn,
-        "norm": rmsnorm(head.number("rms_norm_eps")),
+        "norm": rmsnorm(head_config.number("rms_norm_eps")),
     }
-    head.finish(HEAD_FIELDS, config)
+    head_config.finish(HEAD_FIELDS, config)
     encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
     return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_hidden_size)}
 

@@ -38,10 +38,10 @@ class DeltaRuleKernels(ScanModuleKernels):
             return self.jet_block(module_steps, x)
         if "A_log" not in module_steps:
             return self.delta_net(module_steps, x)
-        is_class = self._runs_like_transformers(module_steps)
+        runs_like_transformers = self._runs_like_transformers(module_steps)
         if module_steps["core"].op.decays_by_channel:
-            return (self.kimi_delta_of_transformers if is_class else self.kimi_delta)(module_steps, x)
-        return (self.gated_delta_of_transformers if is_class else self.gated_delta)(module_steps, x)
+            return (self.kimi_delta_of_transformers if runs_like_transformers else self.kimi_delta)(module_steps, x)
+        return (self.gated_delta_of_transformers if runs_like_transformers else self.gated_delta)(module_steps, x)
 
     def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
@@ -121,7 +121,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         """
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
-        output, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        output, _log_decay = self._delta_rule_with_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         return self.project(
             module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], output, gate), 2)
@@ -201,22 +201,22 @@ class DeltaRuleKernels(ScanModuleKernels):
         )
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        output, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        output, _log_decay = self._delta_rule_with_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         weight = self.weight("norm.weight", (op.value_dim,))
         output = fla.rms_norm_gated(aten, output, gate, weight, self.accelerator)
         return self.project(module_steps["o_proj"], aten.flatten(output, 2))
 
-    def _delta_rule_behind_gates(
+    def _delta_rule_with_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
-        step_size = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
-        step_size = aten.add(step_size, self.weight("dt_bias", (op.heads,)))
-        g = aten.mul(decay, self.apply_activation(step_size, "softplus"))
+        time_step = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
+        time_step = aten.add(time_step, self.weight("dt_bias", (op.heads,)))
+        g = aten.mul(decay, self.apply_activation(time_step, "softplus"))
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 

@@ -95,8 +95,8 @@ class MambaKernels(ScanModuleKernels):
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
         u = aten.transpose(self.convolve_after_cached_inputs(module_steps, u, activation_name), 1, 2)
-        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
-        dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [rank, op.state, op.state])
+        dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
+        dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [dt_rank, op.state, op.state])
         if "dt_norm" in module_steps:
             dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
         dt_bias = self.bias(module_steps["dt_proj"])
@@ -125,17 +125,17 @@ class MambaKernels(ScanModuleKernels):
         aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
-        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
+        dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
         u = self.convolve_after_cached_inputs(module_steps, u, activation_name)
         u = aten.transpose(aten.reshape(u, (batch, heads, head_width, tokens)), 0, 1)
-        x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, head_width))
+        x_proj = self.weight("x_proj.weight", (heads, dt_rank + 2 * op.state, head_width))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)
-        dt, b, c = aten.split(dt_b_c, [rank, op.state, op.state])
-        dt_proj = self.weight("dt_proj.weight", (heads, head_width, rank))
+        dt, b, c = aten.split(dt_b_c, [dt_rank, op.state, op.state])
+        dt_proj = self.weight("dt_proj.weight", (heads, head_width, dt_rank))
         dt = aten.matmul(aten.unsqueeze(dt_proj, 1), aten.transpose(dt, 2, 3))
         dt_bias = aten.to(self.weight("dt_proj.bias", (heads, head_width)), FLOAT32)
         a, d = self.state_decay((heads, head_width, op.state)), self.weight("D", (heads, head_width))
@@ -201,7 +201,7 @@ class MambaKernels(ScanModuleKernels):
                 op.head_dim,
                 group_count,
                 norm_weight,
-                self._weight_beside_adapter(out_proj_step),
+                self._weight_read_by_kernel(out_proj_step),
                 self.bias(out_proj_step),
                 self.accelerator,
             )
@@ -230,7 +230,7 @@ class MambaKernels(ScanModuleKernels):
             y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
 
-    def _weight_beside_adapter(self, operation: Step) -> Tensor:
+    def _weight_read_by_kernel(self, operation: Step) -> Tensor:
         """Returns the weight of a layer that the kernel reads itself, and allocates PEFT's adapter, without a gradient.
 
         Source: peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`, which is the frozen layer's.

@@ -25,7 +25,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
-    left: what a module keeps after it ran, until it runs again.
+    left: module path and name → tensor that the module references between its runs.
     """
 
     accelerator: Accelerator = H100
@@ -169,21 +169,21 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             y = self.causal_conv(operation, x)
         self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2))
 
-    def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_rows: Any = None) -> Tensor:
+    def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_row_count: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
         aten, kernel_size, stored_inputs = self.aten, operation.options["kernel"], self.cached_tensors(state_name)
-        cached_rows = kernel_size if cached_rows is None else cached_rows
+        cached_row_count = kernel_size if cached_row_count is None else cached_row_count
         channel_count, tokens = operation.output_values[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel_size))
         if stored_inputs is None:
             output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel_size - 1), tokens)
-            padded_input = aten.pad(x, tokens + cached_rows)
+            padded_input = aten.pad(x, tokens + cached_row_count)
         else:
             padded_input = aten.cat([stored_inputs[0], x])
             output = aten.convolution(
                 aten.slice(padded_input, tokens + kernel_size - 1), weight, self.bias(operation), tokens
             )
-        self.store_in_cache(state_name, aten.slice(padded_input, cached_rows))
+        self.store_in_cache(state_name, aten.slice(padded_input, cached_row_count))
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:

@@ -188,11 +188,11 @@ def _read_big_bird(config: Config) -> Table:
 
 
 def _read_mpnet(config: Config) -> Table:
-    bias = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
+    bias_sizes = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
     stack = {
         "position": padded_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        "relative_bias": bias,
+        "relative_bias": bias_sizes,
     }
     score_head, has_pooler = score_head_and_pooler(config)
     block = bert_block(config)
@@ -317,14 +317,16 @@ def _task_type_count(config_values: ConfigValues) -> int | None:
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
     layer_kinds = config_values.first_stack.layer_names()
-    first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
-    return [first_indices[layer_kind] for layer_kind in layer_kinds]
+    first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
+    return [first_layer_by_kind[layer_kind] for layer_kind in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
     """Returns the number of sequential layers in an ALBERT group."""
     first_layers_of_kinds = _parameter_owners(config_values)
-    group_starts = [i for i, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0]
+    group_starts = [
+        layer_index for layer_index, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0
+    ]
     return group_starts[1] if len(group_starts) > 1 else 1
 
 

@@ -72,7 +72,7 @@ def _read_siglip_text(config: Config) -> Table:
     return model_fields
 
 
-def _clip_text_encoder() -> Family:
+def _clip_text_family() -> Family:
     return Family(
         _read_clip_text,
         {"tie_word_embeddings": True},
@@ -82,7 +82,7 @@ def _clip_text_encoder() -> Family:
     )
 
 
-def _siglip_text_encoder() -> Family:
+def _siglip_text_family() -> Family:
     return Family(
         _read_siglip_text,
         {"tie_word_embeddings": True},
@@ -91,28 +91,28 @@ def _siglip_text_encoder() -> Family:
     )
 
 
-def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Family:
+def _dual_encoder_family(text_model_type: str, class_name: str, **root_fields: Any) -> Family:
     """Returns the family of a class with a text encoder and an image encoder, such as `CLIPModel`."""
     return Family(
         None,
-        text_type=text_type,
+        text_type=text_model_type,
         tying_source="text",
         tower_file="siglip",
         uncounted_classes=("ForImageClassification", *ENCODERS_ALONE),
         ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
-        text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **taken_from_root},
+        text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **root_fields},
     )
 
 
 PROJECTION = {"projection_dim": ("", "projection_dim", 512)}
 
 FAMILIES = {
-    "clip_text_model": _clip_text_encoder(),
-    "metaclip_2_text_model": _clip_text_encoder(),
-    "siglip_text_model": _siglip_text_encoder(),
-    "siglip2_text_model": _siglip_text_encoder(),
-    "clip": _dual_encoder("clip_text_model", "CLIPModel", **PROJECTION),
-    "metaclip_2": _dual_encoder("metaclip_2_text_model", "MetaClip2Model", **PROJECTION),
-    "siglip": _dual_encoder("siglip_text_model", "SiglipModel"),
-    "siglip2": _dual_encoder("siglip2_text_model", "Siglip2Model"),
+    "clip_text_model": _clip_text_family(),
+    "metaclip_2_text_model": _clip_text_family(),
+    "siglip_text_model": _siglip_text_family(),
+    "siglip2_text_model": _siglip_text_family(),
+    "clip": _dual_encoder_family("clip_text_model", "CLIPModel", **PROJECTION),
+    "metaclip_2": _dual_encoder_family("metaclip_2_text_model", "MetaClip2Model", **PROJECTION),
+    "siglip": _dual_encoder_family("siglip_text_model", "SiglipModel"),
+    "siglip2": _dual_encoder_family("siglip2_text_model", "Siglip2Model"),
 }

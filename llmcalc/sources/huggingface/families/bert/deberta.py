@@ -37,7 +37,7 @@ def _read_deberta(config: Config) -> Table:
 
 
 def _read_deberta_v2(config: Config) -> Table:
-    block, longest_distance = bert_block(config), _largest_distance(config)
+    block, largest_distance = bert_block(config), _largest_distance(config)
     if config.has("attention_head_size") and config.integer("attention_head_size") * config.integer(
         "num_attention_heads"
     ) != config.integer("hidden_size"):
@@ -46,14 +46,14 @@ def _read_deberta_v2(config: Config) -> Table:
     bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
-        "max_relative_positions": longest_distance,
+        "max_relative_positions": largest_distance,
         **bucket_fields,
         "share_att_key": config.get("share_att_key") is True,
     }
     return _deberta_model(
         config,
         block,
-        bucket_fields.get("position_buckets", longest_distance),
+        bucket_fields.get("position_buckets", largest_distance),
         position,
         norm,
         _side_convolution(config),

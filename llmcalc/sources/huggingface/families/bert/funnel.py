@@ -116,12 +116,12 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
 
 def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     return [
-        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _is_shared(config_values, block) else 1
+        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _are_shared(config_values, block) else 1
         for block in _layers_by_block(config_values)
     ]
 
 
-def _is_shared(config_values: ConfigValues, layers: list[tuple[str, Any]]) -> bool:
+def _are_shared(config_values: ConfigValues, layers: list[tuple[str, Any]]) -> bool:
     return layers[0][0] in config_values.first_stack.shared_layers
 
 

@@ -20,9 +20,9 @@ def _read_mobilebert(config: Config) -> Table:
     config.require_if_present("true_hidden_size", bottleneck_width)
     heads = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
-    norm, embedding = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
-    if embedding > hidden_size:
-        raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden_size})")
+    norm, embedding_size = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
+    if embedding_size > hidden_size:
+        raise config.error("embedding_size", embedding_size, f"at most hidden_size ({hidden_size})")
     head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
     block = {
         "type": "bottleneck",
@@ -36,10 +36,14 @@ def _read_mobilebert(config: Config) -> Table:
     stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_trigrams = config.flag("trigram_input")
     model_fields: Table = {}
-    if has_trigrams or embedding != hidden_size:
+    if has_trigrams or embedding_size != hidden_size:
         kernel_size = 3 if has_trigrams else 1
-        model_fields = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
-    head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden_size, "more_columns")}
+        model_fields = {
+            "embedding_size": embedding_size,
+            "embedding_projection_bias": True,
+            "embedding_kernel": kernel_size,
+        }
+    head = {**bert_head(config, bert_activation(config)), **biases(embedding_size < hidden_size, "more_columns")}
     scores_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
     has_pooler = config.head == "none" or scores_sequences(config) or scores_pretraining

@@ -113,9 +113,9 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         if (window_distance is None) != (layer_kind == "full") or (
             window_distance is not None and not (is_json_integer(window_distance) and window_distance > 0)
         ):
-            layer_key = "per_layer_config" if has_layer_table else "sliding_window"
+            field_name = "per_layer_config" if has_layer_table else "sliding_window"
             raise config.error(
-                layer_key,
+                field_name,
                 layer_configs or short_distance,
                 "a whole number above 0 for sliding layers, null for full ones",
             )

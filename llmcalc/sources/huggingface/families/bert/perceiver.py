@@ -24,17 +24,17 @@ def _read_perceiver(config: Config) -> Table:
     output_query_count = config.integer("max_position_embeddings")
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
-        embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
+        channels_by_field = {"head_dim": qk_channels, "v_head_dim": v_channels}
         head_sizes = {
             field_name: config.quotient(heads_field, channels, heads)
-            for field_name, channels in embedding_fields.items()
+            for field_name, channels in channels_by_field.items()
         }
         return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
 
     def network(hidden_size: int, factor_field: str) -> Table:
         return mlp(config.integer(factor_field) * hidden_size, activation)
 
-    qk_channels, v_channels = (config.optional_integer(field) for field in ("qk_channels", "v_channels"))
+    qk_channels, v_channels = (config.optional_integer(field_name) for field_name in ("qk_channels", "v_channels"))
     cross_qk_channels, input_qk_channels = qk_channels or query_channels, qk_channels or latent_size
     cross_attention = attention(
         config.integer("num_cross_attention_heads"),

@@ -26,24 +26,27 @@ def _read_reformer(config: Config) -> Table:
             "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
         )
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)}
+    layers_by_kind = {
+        layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)
+    }
     block = {
         "type": "reversible",
-        **layers[listed_kinds[0]],
+        **layers_by_kind[listed_kinds[0]],
         "feed_forward": mlp(config.integer("feed_forward_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": norm,
         "norm_placement": "pre",
     }
     chunk_lengths = [
-        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
+        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length")
+        for attention_kind in layers_by_kind
     ]
     stack: Table = {
         "num_hidden_layers": len(listed_kinds),
         "position": _position(config),
         "streams": {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm},
     }
-    if len(layers) > 1:
-        stack |= {"variants": layers, **layer_pattern(listed_kinds)}
+    if len(layers_by_kind) > 1:
+        stack |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding
     config.notes.append("reversible layers: training computes each layer again, which is not counted")
     model_fields = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)
@@ -82,11 +85,13 @@ def _position(config: Config) -> Table:
         return learned_positions(config)
     axial_shape = config.integers("axial_pos_shape")
     axial_widths = config.integers("axial_pos_embds_dim")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     if len(axial_shape) != 2 or 0 in axial_shape:
         raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")
-    if len(axial_widths) != 2 or sum(axial_widths) != hidden or 0 in axial_widths:
-        raise config.error("axial_pos_embds_dim", axial_widths, f"two positive whole numbers whose sum is {hidden}")
+    if len(axial_widths) != 2 or sum(axial_widths) != hidden_size or 0 in axial_widths:
+        raise config.error(
+            "axial_pos_embds_dim", axial_widths, f"two positive whole numbers whose sum is {hidden_size}"
+        )
     return {
         "type": "axial",
         "rows": axial_shape[0],

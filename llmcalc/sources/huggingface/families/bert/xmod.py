@@ -25,16 +25,18 @@ from .bert import (
 
 
 def _read_xmod(config: Config) -> Table:
-    hidden, is_pre_norm = config.integer("hidden_size"), config.flag("pre_norm")
+    hidden_size, is_pre_norm = config.integer("hidden_size"), config.flag("pre_norm")
     language_names = config.texts("languages")
     default_language = config.text("default_language") if config.has("default_language") else None
     if not language_names or len({*language_names}) < len(language_names):
         raise config.error("languages", language_names, "a list of different language codes, at least one")
     if default_language not in (None, *language_names):
         raise config.error("default_language", default_language, "one of languages")
-    adapter_width = hidden // config.integer("adapter_reduction_factor")
+    adapter_width = hidden_size // config.integer("adapter_reduction_factor")
     if not adapter_width:
-        raise config.error("adapter_reduction_factor", config.integer("adapter_reduction_factor"), f"at most {hidden}")
+        raise config.error(
+            "adapter_reduction_factor", config.integer("adapter_reduction_factor"), f"at most {hidden_size}"
+        )
     shares_norm = config.flag("adapter_reuse_layer_norm")
     block = {
         **bert_block(config),

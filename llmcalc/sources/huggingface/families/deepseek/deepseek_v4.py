@@ -38,11 +38,11 @@ def _read_deepseek_v4(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size", "intermediate_size")
-    attention_fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
+    field_names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)
     mixer: Table = {
         "type": "compressed",
-        **{field_name: config.integer(field_name) for field_name in attention_fields},
+        **{field_name: config.integer(field_name) for field_name in field_names},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
         "position": position,

@@ -42,7 +42,7 @@ def _read_dots3_note_text(config: Config) -> Table:
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID,
     )
-    layer_configs: Table = {
+    layer_changes: Table = {
         "full": {},
         "indexed": {"attention": {"indexer": indexer_table}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
@@ -50,7 +50,7 @@ def _read_dots3_note_text(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
-        config, block, norm, (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
+        config, block, norm, (_attention_kinds(config, depth), layer_changes), (_ffn_kinds(config, depth), ffn_kinds)
     )
 
 
@@ -93,11 +93,15 @@ def _window_size(config: Config) -> int:
 
 def _window_sizes(config: Config) -> Table:
     """Returns the sizes of latent attention in window layers, from either form of the config."""
-    saved_config = config.get("per_layer_config")
-    if saved_config is not None:
-        layers = config.table("per_layer_config")
-        first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
-        window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
+    per_layer_config = config.get("per_layer_config")
+    if per_layer_config is not None:
+        layer_tables = config.table("per_layer_config")
+        first_layer_fields = next(
+            (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}
+        )
+        window_config = Config(
+            first_layer_fields, {}, config.model_type, location=f"{config.location}per_layer_config."
+        )
         return {
             field_name: window_config.integer(field_name)
             if window_config.has(field_name)

@@ -51,17 +51,17 @@ def _read_dots1(config: Config) -> Table:
         ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)],
     )
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    attention_fields: Table = {
+    attention_changes: Table = {
         "full": {},
         "sliding": {} if window is None else {"attention": {"sliding_window": window}},
     }
-    experts: Table = {
+    ffn_changes: Table = {
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
     mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, experts))
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
 
 
 def _read_minimax_m2(config: Config) -> Table:

@@ -70,7 +70,9 @@ def _read_glm5_next_text(config: Config) -> Table:
     ffn_kinds = dense_or_moe_kinds(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
     clamped_networks = {
-        field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts
+        expert_field: clamped_swiglu(experts[expert_field])
+        for expert_field in ("expert", "shared_expert")
+        if expert_field in experts
     }
     ffns_by_kind: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
@@ -83,17 +85,24 @@ def _read_glm5_next_text(config: Config) -> Table:
         "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
     layer_configs = {
-        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": ffns_by_kind[ffn_kind]}
-        for mixer in mixers
+        f"{mixer_kind}_{ffn_kind}": {
+            **common_fields,
+            "attention": mixers[mixer_kind],
+            "feed_forward": ffns_by_kind[ffn_kind],
+        }
+        for mixer_kind in mixers
         for ffn_kind in ffns_by_kind
     }
-    layer_kinds = [f"{mixer}_{kind}" for mixer, kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)]
+    layer_kinds = [
+        f"{mixer_kind}_{ffn_kind}"
+        for mixer_kind, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
+    ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _latent_attention(config: Config, indexer_table: Table, other_fields: Table) -> Table:
+def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
@@ -101,7 +110,7 @@ def _latent_attention(config: Config, indexer_table: Table, other_fields: Table)
         "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer_table,
-        **other_fields,
+        **latent_fields,
     }
 
 

@@ -63,21 +63,21 @@ def _read_flint(config: Config) -> Table:
             for layer_index in range(depth)
         ],
     )
-    layer_windows = (
+    kinds_and_changes = (
         attention_kinds,
         {
             "full": {"attention": UNTURNED},
             "sliding": {"attention": {"sliding_window": config.integer("sliding_window")}},
         },
     )
-    kernels = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **kernels, **attention_biases(config), **qk_norm_fields(norm))
+    attention_fields = {"sinks": True, "float32_scores": True}
+    mixer = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
     expert_fields = {
         "shared_expert": glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
     return qwen_moe_decoder(
-        config, config.count("num_experts"), mixer, expert_fields, layer_windows, float32_product=True
+        config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes, float32_product=True
     )
 
 

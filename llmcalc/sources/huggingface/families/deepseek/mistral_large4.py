@@ -42,9 +42,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
-    layers = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
+    combined_kinds = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
-    for position_kind, indexer_kind, latent_kind in layers:
+    for position_kind, indexer_kind, latent_kind in combined_kinds:
         layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {
             "attention": {
                 **position_changes[position_kind],
@@ -52,7 +52,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
                 **({"kv_shared": True} if latent_kind == "shared" else {}),
             }
         }
-    layer_kinds = ["_".join(layer) for layer in layers]
+    layer_kinds = ["_".join(kinds) for kinds in combined_kinds]
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs), (ffn_kinds, ffn_changes))
 

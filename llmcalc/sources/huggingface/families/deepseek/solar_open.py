@@ -64,13 +64,13 @@ def _read_mellum(config: Config) -> Table:
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
-    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
+    layer_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
     return decoder_of_kinds(
         config,
         block,
         norm,
         (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}),
-        (ffn_kinds, layer_configs),
+        (ffn_kinds, layer_changes),
     )
 
 

@@ -72,12 +72,12 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
         "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
         "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
     }
-    return [part for part, is_shared in shared_flags.items() if is_shared]
+    return [module_name for module_name, is_shared in shared_flags.items() if is_shared]
 
 
 def _attention(config: Config, norm: Table) -> Table:
     """Returns grouped-query attention, or latent attention where `attention_mode` is mla."""
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     shared_fields: Table = {
         "num_attention_heads": heads,
         "attention_bias": config.flag("attention_bias"),
@@ -90,17 +90,18 @@ def _attention(config: Config, norm: Table) -> Table:
             **shared_fields,
             **({"sinks": True} if config.flag("attention_sink_bias") else {}),
             "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-            "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+            "head_dim": config.optional_integer("head_dim")
+            or config.quotient("num_attention_heads", hidden_size, heads),
         }
     config.require("mla_use_output_gate", None, False)
     config.require("attention_sink_bias", None, False)
     config.fields_read.update(("num_key_value_heads", "head_dim", "rope_interleave", "mla_rope_interleaved"))
-    rank = config.optional_integer("q_lora_rank")
+    q_lora_rank = config.optional_integer("q_lora_rank")
     return {
         "type": "latent_context",
         **shared_fields,
         **{field_name: config.integer(field_name) for field_name in LATENT_SIZES if field_name != "q_lora_rank"},
-        **({} if rank is None else {"q_lora_rank": rank}),
+        **({} if q_lora_rank is None else {"q_lora_rank": q_lora_rank}),
     }
 
 

@@ -103,7 +103,7 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
-    _require_states(config)
+    _require_state_projection(config)
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     block: Table = layer_table(mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
@@ -139,7 +139,7 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     )
 
 
-def _require_states(config: Config) -> None:
+def _require_state_projection(config: Config) -> None:
     """Raises `InputError` for a draft model without the projection of target states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
         raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")

@@ -20,27 +20,27 @@ def _read_assistant(config: Config) -> Table:
     return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
-def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
-    """Reads a draft model. draft_type: the model type of the layers.
+def _draft_model(config: Config, draft_model_type: str, usual_values: dict[str, Any]) -> Table:
+    """Reads a draft model. draft_model_type: the model type of the layers.
 
     usual_values: fields of theirs with the value that the class takes.
     """
-    text_fields, family = config.table("text_config"), family_of(draft_type)
-    if text_fields.get("model_type", draft_type) != draft_type:
+    text_fields, family = config.table("text_config"), family_of(draft_model_type)
+    if text_fields.get("model_type", draft_model_type) != draft_model_type:
         raise config.error(
-            "text_config", text_fields["model_type"], f"a table of fields with the model_type {draft_type}"
+            "text_config", text_fields["model_type"], f"a table of fields with the model_type {draft_model_type}"
         )
-    stated_config = typed_config(text_fields, draft_type, family, "lm", "text_config.")
+    stated_config = typed_config(text_fields, draft_model_type, family, "lm", "text_config.")
     for field_name, field_value in usual_values.items():
         stated_config.require(field_name, field_value)
     if "hidden_size_per_layer_input" in family.defaults:
         stated_config.require("hidden_size_per_layer_input", 0)
     stated_config.require("num_kv_shared_layers", 0, stated_config.integer("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
-    is_wide = stated_config.flag("use_double_wide_mlp")
+    has_double_wide_mlp = stated_config.flag("use_double_wide_mlp")
     text_config = typed_config(
         {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
-        draft_type,
+        draft_model_type,
         family,
         "lm",
         "text_config.",
@@ -49,13 +49,13 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     model_fields = {**family.read_model(text_config), **dropout_of(text_config, family)}
     text_config.finish(family.ignored_fields, config)
     config.notes += text_config.notes
-    _share_target_keys(model_fields["decoder"], is_wide)
+    _share_target_keys(model_fields["decoder"], has_double_wide_mlp)
     target_width = config.integer("backbone_hidden_size")
     model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     model_fields["proposal"] = {"state_size": target_width}
-    cluster_fields = ("num_centroids", "centroid_intermediate_top_k")
+    cluster_field_names = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
-        cluster_sizes = {field_name: config.integer(field_name) for field_name in cluster_fields}
+        cluster_sizes = {field_name: config.integer(field_name) for field_name in cluster_field_names}
         if model_fields["vocab_size"] % cluster_sizes["num_centroids"]:
             raise config.error(
                 "num_centroids", cluster_sizes["num_centroids"], f"a divisor of {model_fields['vocab_size']} tokens"
@@ -65,15 +65,15 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
                 "centroid_intermediate_top_k", cluster_sizes["centroid_intermediate_top_k"], "at most num_centroids"
             )
         model_fields["head"]["clusters"] = cluster_sizes
-    config.fields_read.update(cluster_fields)
+    config.fields_read.update(cluster_field_names)
     return model_fields
 
 
-def _share_target_keys(stack: Table, is_wide: bool) -> None:
-    """Makes every layer read the target model's keys and values. is_wide: whether FFNs are twice as wide."""
+def _share_target_keys(stack: Table, has_double_wide_mlp: bool) -> None:
+    """Makes every layer read the target model's keys and values. has_double_wide_mlp: whether FFNs are double-width."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
-    if is_wide:
+    if has_double_wide_mlp:
         ffn = block["feed_forward"]
         block["feed_forward"] = {**ffn, "intermediate_size": 2 * ffn["intermediate_size"]}
     stack["block"] = block

@@ -34,10 +34,11 @@ def _read_medusa(config: Config) -> Table:
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
     if is_published_class and heads["num_layers"] > 1:
         raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
-    vocab = config.integer("vocab_size")
-    scored_vocab_size = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
+    vocab_size = config.integer("vocab_size")
+    scored_vocab_size = config.count("truncated_vocab_size") or vocab_size  # 0 for the whole vocabulary in speculators
     return _model_of_heads(
-        config, {"medusa": heads, **({} if scored_vocab_size == vocab else {"draft_vocab_size": scored_vocab_size})}
+        config,
+        {"medusa": heads, **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size})},
     )
 
 

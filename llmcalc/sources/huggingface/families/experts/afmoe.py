@@ -90,12 +90,13 @@ def _read_laguna(config: Config) -> Table:
     if len(heads) != depth or 0 in heads:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
+    has_varying_heads = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
     layer_kinds = [
-        f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(attention_kinds, heads, strict=True)
+        f"{attention_kind}{head_count}" if has_varying_heads else attention_kind
+        for attention_kind, head_count in zip(attention_kinds, heads, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
-    attention_fields = {
+    attention_changes = {
         variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}
         for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
@@ -103,7 +104,7 @@ def _read_laguna(config: Config) -> Table:
         config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_fields), ffn_kinds)
+    return decoder_of_kinds(config, block, norm, (layer_kinds, attention_changes), ffn_kinds)
 
 
 def _window_field(config: Config) -> Table:

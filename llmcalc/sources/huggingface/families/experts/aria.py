@@ -10,7 +10,7 @@ from ...family import Family
 from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, moe, rmsnorm
 
 
-def _pre_norm(config: Config, feed_forward: Table) -> Table:
+def _pre_norm_decoder(config: Config, feed_forward: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **attention_biases(config))
     return decoder(config, layer_table(mixer, feed_forward, norm), norm)
@@ -25,7 +25,7 @@ def _read_aria(config: Config) -> Table:
     config.fields_read.add("intermediate_size")
     ffn_width, shared_expert_count = config.integer(field_name), config.integer("moe_num_shared_experts")
     expert = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
-    return _pre_norm(
+    return _pre_norm_decoder(
         config,
         moe(
             config.integer("moe_num_experts"),
@@ -37,7 +37,7 @@ def _read_aria(config: Config) -> Table:
 
 
 def _read_emu3(config: Config) -> Table:
-    return _pre_norm(config, glu(config, config.flag("mlp_bias")))
+    return _pre_norm_decoder(config, glu(config, config.flag("mlp_bias")))
 
 
 QKV_OF_TORCH = "in_proj_weight + in_proj_bias/3"

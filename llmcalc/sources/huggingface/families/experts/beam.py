@@ -52,10 +52,10 @@ def _read_beam(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    layer_configs: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
-        config, block, norm, (attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds)
+        config, block, norm, (attention_kinds, layer_changes), (dense_or_moe_kinds(config, depth, 3), ffn_kinds)
     )
 
 

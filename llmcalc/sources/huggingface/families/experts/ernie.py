@@ -117,7 +117,7 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     lacks_shared_experts = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
@@ -126,11 +126,11 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         else config.integer("num_experts"),
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
-        glu(config, bias, expert_width * shared_expert_count) if shared_expert_count else None,
+        glu(config, has_bias, expert_width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,
         **expert_fields,
     )
-    block = layer_table(attention(config, **biases(bias, *QKVO)), glu(config, bias), norm)
+    block = layer_table(attention(config, **biases(has_bias, *QKVO)), glu(config, has_bias), norm)
     stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     mtp_fields = add_prediction(config, stack, "dense", {}, final_norm=False)
     return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)

@@ -93,18 +93,20 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     _check_published_fields(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("intermediate_size")
-    experts = config.integer("num_experts", "num_local_experts")
+    expert_count = config.integer("num_experts", "num_local_experts")
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
         if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
             raise config.field_error(field_name, f"{expected_value} in every layer, as in the class")
     config.require_if_present("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
-    layer_configs: Table = {
+    layer_changes: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
-    block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
-    return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
+    block = layer_table(
+        _attention_with_norms(config), moe(expert_count, top_k_by_layer[0], glu(config), glu(config)), norm
+    )
+    return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_changes))
 
 
 def _read_hy_v3(config: Config) -> Table:

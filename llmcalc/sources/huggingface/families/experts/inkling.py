@@ -64,9 +64,9 @@ def _read_inkling_text(config: Config) -> Table:
         "norm": norm,
         "conv_kernel_size": kernel_size,
     }
-    layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
+    layer_changes: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     stack = stack_of_combined_kinds(
-        (_attention_kinds(config, depth), layer_configs), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
+        (_attention_kinds(config, depth), layer_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
     stack["embedding_norm"] = norm
     _uncounted_prediction(config)

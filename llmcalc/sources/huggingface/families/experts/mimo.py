@@ -82,14 +82,16 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
-    ffn = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_fields), (ffn_kinds, ffn))
+    attention_changes = {"full": {}, "sliding": {"attention": sliding_attention}}
+    ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder_of_kinds(config, block, norm, (attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
 
 
-def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layers: list[str]) -> None:
+def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layer_kinds: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
-    if config.has(field_name) and config.integers(field_name) != [int(layer == layer_kind) for layer in layers]:
+    if config.has(field_name) and config.integers(field_name) != [
+        int(listed_kind == layer_kind) for listed_kind in layer_kinds
+    ]:
         layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         raise config.field_error(
             field_name, f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"

@@ -16,8 +16,8 @@ def _read_minimax(config: Config) -> Table:
     default_layer_kinds = [
         "linear" if layer_index % 2 else "full" for layer_index in range(config.integer("num_hidden_layers"))
     ]
-    name_of_type = {"linear_attention": "linear", "full_attention": "full"}
-    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_layer_kinds), rope(config))
+    kind_by_type = {"linear_attention": "linear", "full_attention": "full"}
+    return minimax_decoder(config, listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds), rope(config))
 
 
 def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:

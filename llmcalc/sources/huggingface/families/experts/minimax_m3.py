@@ -61,17 +61,19 @@ def _read_minimax_m3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer_table = {
-        field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
-        for field, field_name in OLDER.items()
+        indexer_field: older_config.integer(field_name)
+        if older_config.has(field_name)
+        else config.integer(indexer_field)
+        for indexer_field, field_name in OLDER.items()
     }
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_layer_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_layer_kinds = _kinds_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
         config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
     )
     if config.has("moe_layer_freq"):
-        ffn_kinds = _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
+        ffn_kinds = _kinds_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
     else:
         ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
@@ -86,12 +88,12 @@ def _read_minimax_m3(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, experts, norm)
-    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
+    attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     stack = stack_of_combined_kinds(
-        (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
+        (attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
     )
-    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_fields["sparse"], norm))
+    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_changes["sparse"], norm))
 
 
 def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
@@ -103,9 +105,9 @@ def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
     if not config.has("num_nextn_predict_layers"):
         uncounted_prediction(config)
         return {}
-    module_count = config.count("num_nextn_predict_layers")
-    if config.has("num_mtp_modules") and config.count("num_mtp_modules") != module_count:
-        config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {module_count}")
+    mtp_module_count = config.count("num_nextn_predict_layers")
+    if config.has("num_mtp_modules") and config.count("num_mtp_modules") != mtp_module_count:
+        config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {mtp_module_count}")
     return add_prediction(config, stack, "sparse-moe", sparse_layer, norm)
 
 
@@ -114,7 +116,7 @@ def _swiglu(config: Config, width_field: str) -> Table:
     return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
-def _names_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
+def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Returns a name for each layer, from a config list with 0 or 1 per layer."""
     layer_flags = config.integers(field_name)
     if len(layer_flags) != depth:

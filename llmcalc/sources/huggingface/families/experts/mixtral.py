@@ -62,12 +62,12 @@ def _read_qwen2_moe(config: Config) -> Table:
     # The class writes a window of 0 into a config without `use_sliding_window`.
     window = config.optional_integer("sliding_window") if uses_window else None
     if window is not None:
-        layer_windows = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
+        kinds_and_changes = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
     else:
-        layer_windows = (["full"] * depth, {"full": {}})
+        kinds_and_changes = (["full"] * depth, {"full": {}})
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     expert_fields = {"shared_expert": glu(config, ffn_width=shared_width), "shared_expert_gate": True}
-    return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
+    return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes)
 
 
 def read_qwen3_moe(config: Config) -> Table:
@@ -90,10 +90,10 @@ def read_qwen3_moe(config: Config) -> Table:
 
 def qwen_moe_decoder(
     config: Config,
-    experts: int,
+    expert_count: int,
     mixer: Table,
     moe_fields: Table,
-    *kind_axes: tuple[list[str], Table],
+    *kinds_and_changes: tuple[list[str], Table],
     float32_product: bool = False,
 ) -> Table:
     """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
@@ -105,12 +105,14 @@ def qwen_moe_decoder(
     expert_interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     layer_kinds = [
-        "moe" if experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0 else "dense"
+        "moe"
+        if expert_count and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
+        else "dense"
         for layer_index in range(depth)
     ]
     if "moe" in layer_kinds:
         expert_ffn = moe(
-            experts,
+            expert_count,
             config.integer("num_experts_per_tok"),
             glu(config, ffn_width=config.integer("moe_intermediate_size")),
             **moe_fields,
@@ -119,8 +121,8 @@ def qwen_moe_decoder(
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
-    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder_of_kinds(config, block, norm, *kind_axes, (layer_kinds, layer_configs))
+    layer_changes: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
+    return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_changes))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

@@ -53,12 +53,12 @@ def _read_zaya(config: Config) -> Table:
         config.integer("num_experts"), 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router
     )
     block = layer_table(mixer, experts, norm, residual_scale=True)
-    place_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
+    router_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
         **stack_of_combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (place_kinds, router_fields)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (router_kinds, router_fields)
         ),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)

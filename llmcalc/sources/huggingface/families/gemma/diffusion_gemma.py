@@ -22,7 +22,7 @@ STEPS = (
 def _read_diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
-    window: Table = {
+    window_fields: Table = {
         "sliding_window": config.integer("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
     }
@@ -35,7 +35,10 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
     )
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_ffn, "norm": norm}
     layers = [
-        (layer_kind, {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window)}})
+        (
+            layer_kind,
+            {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window_fields)}},
+        )
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
     stack = stack_of_layers(layers)

@@ -42,13 +42,13 @@ def _read_embedding_gemma2(config: Config) -> Table:
         **qk_norm_fields(norm),
     )
     ffn = glu(config, activation_field="hidden_activation")
-    width_per_layer = config.integer("hidden_size_per_layer_input")
+    per_layer_width = config.integer("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,
         "feed_forward": ffn,
         "norm": norm,
-        "per_layer_input": {"hidden_size_per_layer_input": width_per_layer, "hidden_act": ffn["hidden_act"]},
+        "per_layer_input": {"hidden_size_per_layer_input": per_layer_width, "hidden_act": ffn["hidden_act"]},
     }
     full_head_sizes = {
         "head_dim": config.optional_integer("global_head_dim") or 512,
@@ -64,7 +64,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
         for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
-    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width_per_layer, "norm": norm}
+    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": per_layer_width, "norm": norm}
     model_fields = decoder(config, block, norm, stack=stack)
     model_fields["encoder"] = model_fields.pop("decoder")
     return {**model_fields, "head": {"type": "projection", "size": config.integer("embedding_dim")}}

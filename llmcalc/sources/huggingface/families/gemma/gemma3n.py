@@ -49,19 +49,19 @@ def _read_gemma3n(config: Config) -> Table:
     window = config.integer("sliding_window")
     shared_layer_count = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    width_per_layer = config.integer("hidden_size_per_layer_input")
+    per_layer_width = config.integer("hidden_size_per_layer_input")
     stream_count = config.integer("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layer_count)
     layers: list[tuple[str, Table]] = []
     for layer_index, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
-        local_rope: Table = (
+        local_attention_fields: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"
             else {}
         )
         reuses_keys = shared_layer_count > 0 and layer_index >= depth - shared_layer_count
-        mixer = {**local_rope, "kv_shared": True} if reuses_keys else local_rope
+        mixer = {**local_attention_fields, "kv_shared": True} if reuses_keys else local_attention_fields
         layers.append(
             (
                 f"{layer_kind}_shared" if reuses_keys else layer_kind,
@@ -75,7 +75,7 @@ def _read_gemma3n(config: Config) -> Table:
     feed_forward = glu(
         config, ffn_width=layers[0][1]["feed_forward"]["intermediate_size"], activation_field="hidden_activation"
     )
-    per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}
+    per_layer_gate = {"hidden_size_per_layer_input": per_layer_width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
         "attention": mixer,
@@ -85,10 +85,10 @@ def _read_gemma3n(config: Config) -> Table:
         "laurel_rank": config.integer("laurel_rank"),
         "altup_num_inputs": stream_count,
     }
-    vocab_per_layer = config.integer("vocab_size_per_layer_input")
+    per_layer_vocab_size = config.integer("vocab_size_per_layer_input")
     per_layer_embedding = {
-        "vocab_size_per_layer_input": vocab_per_layer,
-        "hidden_size_per_layer_input": width_per_layer,
+        "vocab_size_per_layer_input": per_layer_vocab_size,
+        "hidden_size_per_layer_input": per_layer_width,
         "norm": norm,
     }
     return decoder(

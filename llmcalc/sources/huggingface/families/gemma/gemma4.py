@@ -111,10 +111,10 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
         config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
     )
     layer_kinds[-1] = "full"
-    rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
+    rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
         config,
-        position=rope,
+        position=rope_fields,
         v_norm=rmsnorm(norm["eps"], weight=False),
         **attention_biases(config),
         **qk_norm_fields(norm),
@@ -139,15 +139,15 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
-        width_per_layer = config.integer("hidden_size_per_layer_input")
+        per_layer_width = config.integer("hidden_size_per_layer_input")
         block["per_layer_input"] = {
-            "hidden_size_per_layer_input": width_per_layer,
+            "hidden_size_per_layer_input": per_layer_width,
             "hidden_act": dense_ffn["hidden_act"],
         }
-        vocab_per_layer = config.integer("vocab_size_per_layer_input")
+        per_layer_vocab_size = config.integer("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
-            "vocab_size_per_layer_input": vocab_per_layer,
-            "hidden_size_per_layer_input": width_per_layer,
+            "vocab_size_per_layer_input": per_layer_vocab_size,
+            "hidden_size_per_layer_input": per_layer_width,
             "norm": norm,
         }
     model_fields = decoder(config, block, norm, stack=stack)
@@ -175,7 +175,7 @@ def sliding_attention(config_values: ConfigValues) -> Any:
     ).sizes(config_values.spec.hidden_size)
 
 
-def _full_kv_heads(config_values: ConfigValues) -> int | None:
+def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full-attention layers if they differ from the other layers' number."""
     kv_heads: int | None = full_attention(config_values).num_key_value_heads
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
@@ -183,12 +183,12 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
-        width_per_layer: int = require_present(
+        per_layer_width: int = require_present(
             config_values.first_stack.per_layer_embedding
         ).hidden_size_per_layer_input
     except LookupError:
         return 0
-    return width_per_layer
+    return per_layer_width
 
 
 def _has_wider_ffn(config_values: ConfigValues) -> bool:
@@ -207,7 +207,7 @@ FAMILIES = {
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
-            "num_global_key_value_heads": _full_kv_heads,
+            "num_global_key_value_heads": _full_attention_kv_heads,
             "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": shared_layer_count,
             "use_double_wide_mlp": _has_wider_ffn,

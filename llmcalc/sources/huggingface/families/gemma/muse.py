@@ -119,7 +119,10 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
             "layer_rope_theta", rope_bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
         )
     rotary_position = rope(config)
-    return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in rope_bases]
+    return [
+        {"position": {**rotary_position, "rope_theta": float(rope_base)} if rope_base else "none"}
+        for rope_base in rope_bases
+    ]
 
 
 def _window_field(config: Config, layer_kind: str) -> Table:

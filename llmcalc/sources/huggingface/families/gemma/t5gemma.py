@@ -108,12 +108,12 @@ def _read_t5gemma2(config: Config) -> Table:
     towers, notes = read_towers(
         "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size, {}
     )
-    for part_config, ignored_fields in (
+    for section_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
         (encoder_config, IGNORED_IN_SECTIONS),
         (decoder_config, IGNORED_IN_SECTIONS),
     ):
-        part_config.finish(ignored_fields, config)
+        section_config.finish(ignored_fields, config)
     config.notes += notes
     model_sizes = decoder_config.integer_fields("vocab_size", "hidden_size", "max_position_embeddings")
     model_fields: Table = {
@@ -209,7 +209,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
     stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
-    stack_fields = (
+    field_names = (
         "num_hidden_layers",
         "intermediate_size",
         "head_dim",
@@ -217,7 +217,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    field_values = {field_name: stack_values.usual_value(field_name) for field_name in stack_fields}
+    field_values = {field_name: stack_values.usual_value(field_name) for field_name in field_names}
     mixer, context_length = stack_values.find_part(Attention), config_values.spec.max_position_embeddings
     field_values |= {
         "hidden_activation": stack_values.usual_value("hidden_act"),

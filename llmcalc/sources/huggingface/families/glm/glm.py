@@ -13,7 +13,7 @@ from ...writes import PARTIAL_ROTARY, UNPADDED
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, position=rope(config, default_share=0.5), **attention_biases(config, QKV))
+    mixer = attention(config, position=rope(config, default_rotary_fraction=0.5), **attention_biases(config, QKV))
     return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 

@@ -13,22 +13,22 @@ from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
 def _read_blt(config: Config) -> Table:
-    global_config, local_encoder, local_decoder = (
+    global_config, encoder_config, decoder_config = (
         config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
-    hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
+    hidden_size, vectors_per_patch = encoder_config.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field_name, expected_value in (
-        (local_decoder, "hidden_size", hidden),
-        (local_decoder, "hidden_size_global", global_config.integer("hidden_size")),
-        (local_decoder, "cross_attn_k", vectors_per_patch),
-        (local_encoder, "cross_attn_k", vectors_per_patch),
+        (decoder_config, "hidden_size", hidden_size),
+        (decoder_config, "hidden_size_global", global_config.integer("hidden_size")),
+        (decoder_config, "cross_attn_k", vectors_per_patch),
+        (encoder_config, "cross_attn_k", vectors_per_patch),
     ):
         if stack_config.integer(field_name) != expected_value:
             raise stack_config.error(
                 field_name, stack_config.integer(field_name), f"{expected_value}, as the parts around it have"
             )
-    if local_encoder.flag("cross_attn_all_layers") and local_encoder.integer("num_hidden_layers") > 1:
-        raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
+    if encoder_config.flag("cross_attn_all_layers") and encoder_config.integer("num_hidden_layers") > 1:
+        raise encoder_config.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
     window = config.optional_integer("local_attention_window_len")
     window_fields = {} if window is None else {"sliding_window": window}
     splits_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
@@ -37,18 +37,18 @@ def _read_blt(config: Config) -> Table:
     residual_streams: Table = {
         "type": "byte_patches",
         "patch_size": config.integer("patch_size") if splits_by_entropy else 1,
-        "local_size": hidden,
+        "local_size": hidden_size,
         "vectors": vectors_per_patch,
-        "projected": vectors_per_patch * hidden != global_config.integer("hidden_size"),
+        "projected": vectors_per_patch * hidden_size != global_config.integer("hidden_size"),
         "hash_tables": len(config.integers("encoder_hash_byte_group_size"))
         * config.integer("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.integer("encoder_hash_byte_group_vocab"),
-        "encoder": _llama_layers(local_encoder, window_fields),
-        "reads": _cross_attention(local_encoder),
-        "decoder": _llama_layers(local_decoder, window_fields),
-        "writes": _cross_attention(local_decoder),
-        "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
-        "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
+        "encoder": _llama_layers(encoder_config, window_fields),
+        "reads": _cross_attention(encoder_config),
+        "decoder": _llama_layers(decoder_config, window_fields),
+        "writes": _cross_attention(decoder_config),
+        "writes_every_layer": decoder_config.flag("cross_attn_all_layers"),
+        "norm": rmsnorm(decoder_config.number("rms_norm_eps")),
     }
     if config.flag("patch_in_forward"):
         patcher_config = config.section("patcher_config", SECTIONS["patcher"])
@@ -70,23 +70,25 @@ def _read_blt(config: Config) -> Table:
             f"{residual_streams['patch_size']} bytes for each patch"
         )
     config.fields_read.add("patcher_config")
-    _check_vocabulary(config, local_encoder)
-    layers = _llama_layers(global_config)
-    for stack_config in (global_config, local_encoder, local_decoder):
+    _check_vocabulary(config, encoder_config)
+    stack_fields = _llama_layers(global_config)
+    for stack_config in (global_config, encoder_config, decoder_config):
         stack_config.finish(frozenset(stack_config.defaults) | DERIVED, config)
-    embedding_fields: Table = {} if hidden == global_config.integer("hidden_size") else {"embedding_size": hidden}
-    stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
+    embedding_fields: Table = (
+        {} if hidden_size == global_config.integer("hidden_size") else {"embedding_size": hidden_size}
+    )
+    stack = {**stack_fields, "streams": residual_streams, **({"input_size": hidden_size} if embedding_fields else {})}
     block = stack.pop("block")
     sized_config = config.with_fields(hidden_size=global_config.integer("hidden_size"))
     model_fields = decoder(sized_config, block, None, stack=stack, **embedding_fields)
-    return {**model_fields, "max_position_embeddings": local_encoder.integer("max_position_embeddings")}
+    return {**model_fields, "max_position_embeddings": encoder_config.integer("max_position_embeddings")}
 
 
-def _check_vocabulary(config: Config, local_encoder: Config) -> None:
+def _check_vocabulary(config: Config, encoder_config: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
-    local_vocab, vocab_size = local_encoder.integer("vocab_size"), config.integer("vocab_size")
-    if local_vocab != vocab_size:
-        raise local_encoder.error("vocab_size", local_vocab, f"{vocab_size}, the vocabulary of the head")
+    local_vocab_size, vocab_size = encoder_config.integer("vocab_size"), config.integer("vocab_size")
+    if local_vocab_size != vocab_size:
+        raise encoder_config.error("vocab_size", local_vocab_size, f"{vocab_size}, the vocabulary of the head")
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:

@@ -54,7 +54,7 @@ def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool 
     )
 
 
-def _gpt(
+def _gpt_model(
     config: Config,
     mixer: Table,
     width_field: str = "n_inner",
@@ -89,7 +89,7 @@ def _read_gpt2(config: Config) -> Table:
         cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
+        **_gpt_model(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
         **_multiple_choice_head(config),
     }
 
@@ -102,7 +102,7 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    return _gpt(
+    return _gpt_model(
         config,
         full_width_heads(config, **kv_fields, **biases(True, *QKVO)),
         stack={"position": learned_positions(config)},
@@ -114,22 +114,22 @@ def _read_gpt_neo(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     window = config.integer("window_size")
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
-    layer_configs: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
     for pattern_entry in attention_types if isinstance(attention_types, list) else ():
         match pattern_entry:
-            case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(layer_kind, str) and layer_kind in layer_configs for layer_kind in several
+            case [[*period_types], int(times)] if 0 <= times <= depth >= times * len(period_types) and all(
+                isinstance(layer_kind, str) and layer_kind in layer_changes for layer_kind in period_types
             ):
-                layer_kinds += several * times
+                layer_kinds += period_types * times
             case _:
                 layer_kinds.append("")
     if len(layer_kinds) != depth or "" in layer_kinds:
         raise config.error(
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_configs, layer_kinds), "position": learned_positions(config)}
-    return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
+    stack = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
+    return _gpt_model(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
 def _read_openai_gpt(config: Config) -> Table:
@@ -146,7 +146,7 @@ def read_gptj(config: Config) -> Table:
     """Reads GPT-J and CodeGen: attention and network side by side, behind one norm, and a head with a bias."""
     rotary_dim = config.optional_integer("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
-    return _gpt(
+    return _gpt_model(
         config,
         full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",
@@ -174,9 +174,9 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )
-    layer_configs = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    layer_changes = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
-    return decoder(config, block, norm, stack=stack_of_variants(layer_configs, layer_kinds))
+    return decoder(config, block, norm, stack=stack_of_variants(layer_changes, layer_kinds))
 
 
 ALIASES = {
@@ -204,7 +204,9 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [[["global" if kind == "full_attention" else "local"], 1] for kind in config_values.layer_kinds()]
+    return [
+        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
+    ]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:

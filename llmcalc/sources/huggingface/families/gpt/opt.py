@@ -41,11 +41,15 @@ def _read_xglm(config: Config) -> Table:
     )
 
 
-def _fairseq_decoder(config: Config, width_field: str, activation: str, position: Table, **softmax: bool) -> Table:
-    """Returns a decoder of fairseq. softmax: additional fields of the attention."""
+def _fairseq_decoder(
+    config: Config, width_field: str, activation: str, position: Table, **softmax_fields: bool
+) -> Table:
+    """Returns a decoder of fairseq. softmax_fields: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(
-        full_width_heads(config, **softmax, **biases(True, *QKVO)), non_gated_ffn(config, width_field, activation), norm
+        full_width_heads(config, **softmax_fields, **biases(True, *QKVO)),
+        non_gated_ffn(config, width_field, activation),
+        norm,
     )
     return decoder(config, block, norm, stack={"position": position})
 

@@ -105,17 +105,17 @@ def _read_cohere2_moe(config: Config) -> Table:
     )
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_integer("prefix_dense_intermediate_size"))}
     layer_variants: Table = {}
-    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
+    for attention_kind, ffn_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
         window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
-        has_rope = bool(window_fields) or (network_kind == "dense" and dense_period == 1)
+        has_rope = bool(window_fields) or (ffn_kind == "dense" and dense_period == 1)
         layer_changes: Table = window_fields if has_rope else {"position": "none"}
-        layer_variants[f"{network_kind}_{attention_kind}"] = {
+        layer_variants[f"{ffn_kind}_{attention_kind}"] = {
             "attention": layer_changes,
-            **({"feed_forward": dense_ffn} if network_kind == "dense" else {}),
+            **({"feed_forward": dense_ffn} if ffn_kind == "dense" else {}),
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
     kind_pattern = layer_pattern(
-        [f"{network_kind}_{kind}" for kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)]
+        [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
     return _parallel_decoder(
         config,
@@ -132,9 +132,9 @@ def _read_cohere_compass(config: Config) -> Table:
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
-    layer_configs: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field_name, layer_kind in FULL_OR_SLIDING.items():
-        layer_configs[layer_kind]["position"] = (
+        attention_changes[layer_kind]["position"] = (
             "none"
             if field_name in rope_tables and rope_tables[field_name] is None
             else rope(config, layer_kind=field_name)
@@ -142,7 +142,7 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(
-        {kind: {"attention": changes} for kind, changes in layer_configs.items()},
+        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()},
         layer_kinds,
     )
     return _parallel_decoder(

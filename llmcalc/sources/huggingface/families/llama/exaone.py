@@ -87,7 +87,7 @@ def _read_exaone_moe(config: Config) -> Table:
             **(dense_network if network_kind == "dense" else {}),
         }
     kind_pattern = layer_pattern(
-        [f"{network_kind}_{kind}" for kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)]
+        [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
     stack: Table = {"variants": layer_variants, **kind_pattern}

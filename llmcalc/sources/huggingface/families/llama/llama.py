@@ -27,19 +27,19 @@ from ...writes import WINDOW
 
 
 def llama_decoder(
-    config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, ffn: Table | None = None
+    config: Config, mixer: Table, mlp_bias: bool = False, reads_layer_types: bool = False, ffn: Table | None = None
 ) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, and optional sliding layers.
 
     ffn: the FFN, by default with a bias if `mlp_bias`.
-    by_layer: whether `layer_types` counts although the family has no default for it.
+    reads_layer_types: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, ffn or glu(config, mlp_bias), norm)
-    return decoder(config, block, norm, stack=sliding_variants(config, by_layer))
+    return decoder(config, block, norm, stack=sliding_variants(config, reads_layer_types))
 
 
-def sliding_variants(config: Config, by_layer: bool = False) -> Table:
+def sliding_variants(config: Config, reads_layer_types: bool = False) -> Table:
     """Returns the variants `sliding` and `full`, from `layer_types` or use_sliding_window and max_window_layers.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
@@ -52,7 +52,7 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     window = config.optional_integer("sliding_window") if uses_window else None  # without windows also 0 in some files
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
-    if by_layer or "layer_types" in config.defaults:
+    if reads_layer_types or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None:
         return {}
@@ -69,7 +69,7 @@ def _read_llama(config: Config) -> Table:
 
 def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_decoder(config, attention(config), by_layer=config.data.get("layer_types") is not None)
+    return llama_decoder(config, attention(config), reads_layer_types=config.data.get("layer_types") is not None)
 
 
 def _read_qwen2(config: Config) -> Table:

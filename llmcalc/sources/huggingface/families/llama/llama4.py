@@ -40,7 +40,10 @@ def _read_llama4_text(config: Config) -> Table:
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
     position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
     attention_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
+        config,
+        "layer_types",
+        KINDS,
+        ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds],
     )
     if config.optional_integer("attention_chunk_size") is None:
         chunk_field = {}
@@ -48,9 +51,11 @@ def _read_llama4_text(config: Config) -> Table:
         chunk_field = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_field, "full": {}, "rope": rope_fields, "nope": {}}
     attention_changes = {
-        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
+        f"{attention_range}_{position_kind}": {
+            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
+        }
         for attention_range in KINDS.values()
-        for kind in ("rope", "nope")
+        for position_kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")

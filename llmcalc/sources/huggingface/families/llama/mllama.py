@@ -17,8 +17,10 @@ IMAGE_TOKENS = 8
 
 def _read_mllama_text_model(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    layers = config.get("cross_attention_layers")
-    cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.integers("cross_attention_layers")}
+    listed_layers = config.get("cross_attention_layers")
+    cross_layers = (
+        {3, 8, 13, 18, 23, 28, 33, 38} if listed_layers is None else {*config.integers("cross_attention_layers")}
+    )
     mixer = attention(config, head_dim=None)
     layer: Table = layer_table(mixer, glu(config), norm)
     image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm_fields(norm)}}

@@ -43,7 +43,7 @@ LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
 def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
-    size_fields = (
+    field_names = (
         "linear_num_key_heads",
         "linear_num_value_heads",
         "linear_key_head_dim",
@@ -52,7 +52,7 @@ def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{field_name: config.integer(field_name) for field_name in size_fields if field_name not in mixer_fields},
+        **{field_name: config.integer(field_name) for field_name in field_names if field_name not in mixer_fields},
         "norm_eps": config.number("rms_norm_eps"),
         **mixer_fields,
     }
@@ -88,9 +88,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer_kind + kind: layer_table(mixers[mixer_kind], ffns_by_kind[kind], norm)
+        mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
-        for kind in ffns_by_kind
+        for ffn_kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer_index + 1) % attention_period else "full" for layer_index in range(depth)]
@@ -105,9 +105,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
-    module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
+    mtp_module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if module_count != 1 or last_full_kind is None or config.head != "lm":
+    if mtp_module_count != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
@@ -192,10 +192,12 @@ def read_ling_3(config: Config) -> Table:
         "short_conv_kernel_size": config.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
     attention_period = config.integer("layer_group_size")
-    lower_bound = (
+    lower_bound_fields = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
+    linear_attention = kda(
+        config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
+    )
     default_layer_kinds = [
         "linear" if (layer_index + 1) % attention_period else "full"
         for layer_index in range(config.integer("num_hidden_layers"))
@@ -247,13 +249,13 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
     }
     layer_configs = {
-        f"{mixer_name}_{ffn_kind}": {**mixer, "feed_forward": ffn}
-        for mixer_name, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {**mixer, "feed_forward": ffn}
+        for mixer_kind, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     stack = stack_of_kinds(
         layer_configs,
-        [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
+        [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 

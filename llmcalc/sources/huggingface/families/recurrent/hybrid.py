@@ -132,16 +132,18 @@ def _read_jamba(config: Config) -> Table:
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_configs = {
-        f"{mixer_name}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
-        for mixer_name, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
+        for mixer_kind, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
-    layer_pairs = zip(
+    mixer_and_ffn_kinds = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if expert_count > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
+    return mixed_decoder(
+        config, layer_configs, [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
+    )
 
 
 def _read_bamba(config: Config) -> Table:
@@ -160,8 +162,8 @@ def _read_bamba(config: Config) -> Table:
 
 def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
     """Returns a decoder whose layers have mixers of several kinds (`mixers`), and one kind of network."""
-    layers = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
-    return mixed_decoder(config, layers, layer_kinds)
+    layers_by_kind = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
+    return mixed_decoder(config, layers_by_kind, layer_kinds)
 
 
 def _read_granitemoehybrid(config: Config) -> Table:
@@ -173,9 +175,9 @@ def _read_granitemoehybrid(config: Config) -> Table:
         else shared_ffn
     )
     config.require("position_embedding_type", None, "nope", "rope")
-    position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
+    position_fields: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
-        "attention": hybrid_attention(config, **position, **attention_biases(config)),
+        "attention": hybrid_attention(config, **position_fields, **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))

@@ -137,7 +137,9 @@ def _read_lfm3(config: Config) -> Table:
     )
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
+    stack = stack_of_kinds(
+        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
+    )
     return decoder(config, stack["block"], norm, stack=stack)
 
 

@@ -118,9 +118,9 @@ def expansion_factor(config_values: ConfigValues) -> int:
     return expansion_ratio
 
 
-def state_space_field(field: str) -> Value:
+def state_space_field(field_name: str) -> Value:
     """Returns a function that writes a config field from a field of the first state-space mixer."""
-    return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field)
+    return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field_name)
 
 
 MAMBA_WRITES: Writes = {

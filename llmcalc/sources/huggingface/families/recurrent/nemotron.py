@@ -122,7 +122,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
     activation = config.choice(ACTIVATIONS, "mlp_hidden_act")
-    layer_parts: dict[str, Callable[[Config], Table]] = {
+    layer_builders: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
         "attention": lambda layer_config: {
             "attention": hybrid_attention(layer_config, position=None),
@@ -138,24 +138,26 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
     }
     layer_table_by_kind: dict[str, Table] = {}
-    kind_names: list[str] = []
+    layer_variant_names: list[str] = []
     for layer_kind, layer_config in layers:
-        layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
-        names_of_kind = [name for name in layer_table_by_kind if name.partition("_")[0] == layer_kind]
-        new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
+        layer_fields = {**layer_builders[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
+        variant_names = [name for name in layer_table_by_kind if name.partition("_")[0] == layer_kind]
+        new_variant_name = f"{layer_kind}_{len(variant_names)}" if variant_names else layer_kind
         variant_name = next(
-            (variant_name for variant_name in names_of_kind if layer_table_by_kind[variant_name] == layer_fields),
-            new_name,
+            (variant_name for variant_name in variant_names if layer_table_by_kind[variant_name] == layer_fields),
+            new_variant_name,
         )
         layer_table_by_kind[variant_name] = layer_fields
-        kind_names.append(variant_name)
-    stack = stack_of_kinds(layer_table_by_kind, kind_names)
-    stack["num_hidden_layers"] = len(kind_names)
-    mtp_fields = _prediction(config, stack, norm, layer_parts)
+        layer_variant_names.append(variant_name)
+    stack = stack_of_kinds(layer_table_by_kind, layer_variant_names)
+    stack["num_hidden_layers"] = len(layer_variant_names)
+    mtp_fields = _prediction(config, stack, norm, layer_builders)
     return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
 
 
-def _prediction(config: Config, stack: Table, norm: Table, layer_parts: dict[str, Callable[[Config], Table]]) -> Table:
+def _prediction(
+    config: Config, stack: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
+) -> Table:
     """Returns the multi-token-prediction modules: attention and experts, each after a norm, as in one layer of both.
 
     Source: vLLM, models/nemotron_h_mtp.py. Modules with other layers are not counted.
@@ -163,17 +165,18 @@ def _prediction(config: Config, stack: Table, norm: Table, layer_parts: dict[str
     if mtp_layer_kinds(config) != ["attention", "moe"]:
         uncounted_prediction(config)
         return {}
-    layer_fields = {**layer_parts["moe"](config), "attention": layer_parts["attention"](config)["attention"]}
+    layer_fields = {**layer_builders["moe"](config), "attention": layer_builders["attention"](config)["attention"]}
     return add_prediction(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 def mtp_layer_kinds(config: Config) -> list[str]:
     """Returns the kinds of the layers of a prediction module; an empty list where the config states none."""
-    for field in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
-        if config.has(field):
-            layer_text: Any = config.get(field)
+    for field_name in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
+        if config.has(field_name):
+            layer_text: Any = config.get(field_name)
             return [
-                KINDS.get(letter, "") for letter in (layer_text if isinstance(layer_text, str) else config.texts(field))
+                KINDS.get(letter, "")
+                for letter in (layer_text if isinstance(layer_text, str) else config.texts(field_name))
             ]
     return []
 

@@ -55,26 +55,26 @@ def _hybrid_decoder(
         raise config.field_error("layers_block_type", f"{depth} times mamba or hybrid, as num_hidden_layers says")
     mixer_fields = layer_table(mixer, NONE, norm)
     hybrid_indices = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
-    name_by_layer = {
-        layer: f"hybrid_{layer_index % block_count + 1}" if block_count > 1 else "hybrid"
-        for layer_index, layer in enumerate(hybrid_indices)
+    kind_by_layer = {
+        layer_index: f"hybrid_{hybrid_index % block_count + 1}" if block_count > 1 else "hybrid"
+        for hybrid_index, layer_index in enumerate(hybrid_indices)
     }
     layer_configs: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
-    hybrid_names = list(name_by_layer.values())
-    for layer_kind in dict.fromkeys(hybrid_names):
+    hybrid_kinds = list(kind_by_layer.values())
+    for layer_kind in dict.fromkeys(hybrid_kinds):
         adapter_fields = (
-            {"idle_adapters": hybrid_names.count(layer_kind) - 1} if "adapter_rank" in block and not is_tied else {}
+            {"idle_adapters": hybrid_kinds.count(layer_kind) - 1} if "adapter_rank" in block and not is_tied else {}
         )
         layer_configs[layer_kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
-    kind_variants = [name_by_layer.get(layer_index, "mamba") for layer_index in range(depth)]
-    stack = stack_of_kinds(layer_configs, kind_variants)
-    shared_kinds = list(dict.fromkeys(hybrid_names)) if is_tied else []
+    variant_names = [kind_by_layer.get(layer_index, "mamba") for layer_index in range(depth)]
+    stack = stack_of_kinds(layer_configs, variant_names)
+    shared_kinds = list(dict.fromkeys(hybrid_kinds)) if is_tied else []
     return decoder(
         config,
         stack.pop("block"),
         norm,
-        stack={**stack, **layer_pattern(kind_variants), "shared_layers": shared_kinds},
+        stack={**stack, **layer_pattern(variant_names), "shared_layers": shared_kinds},
         **model_fields,
     )
 

@@ -157,7 +157,11 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": rows, **common_fields}} for i, rows in rows_by_layer if i < depth}
+    return {
+        layer_index: {"ngram_input": {"ngram_rows": rows, **common_fields}}
+        for layer_index, rows in rows_by_layer
+        if layer_index < depth
+    }
 
 
 DEFAULTS: dict[str, Any] = {

@@ -79,9 +79,11 @@ def _read_llada_moe(config: Config) -> Table:
     )
     expert_flags = config.get("moe_layer_freq")
     expert_frequencies = expert_flags if isinstance(expert_flags, list) else [expert_flags] * depth
-    if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
+    if len(expert_frequencies) != depth or any(
+        expert_frequency not in (0, 1) for expert_frequency in expert_frequencies
+    ):
         raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
-    layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
+    layer_kinds = ["moe" if expert_frequency else "dense" for expert_frequency in expert_frequencies]
     if "dense" in layer_kinds:
         dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     else:

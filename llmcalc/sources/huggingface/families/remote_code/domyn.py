@@ -27,10 +27,16 @@ def _read_domyn_edge(config: Config) -> Table:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
     mixer = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
-    for position, (tokens_before, _), head_dim in zip(position_kinds, windows, head_dims, strict=True):
-        window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
-        changed_fields: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
-        layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changed_fields}))
+    for position_kind, (tokens_before, _), head_dim in zip(position_kinds, windows, head_dims, strict=True):
+        window_fields = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
+        changed_fields: Table = {
+            "head_dim": head_dim,
+            **window_fields,
+            **({"position": "none"} if position_kind == "nope" else {}),
+        }
+        layers.append(
+            (f"{'sliding' if window_fields else 'full'}_{position_kind}_{head_dim}", {"attention": changed_fields})
+        )
     block = layer_table({**mixer, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 

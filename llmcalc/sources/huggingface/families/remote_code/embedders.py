@@ -88,8 +88,8 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
 
 def _read_nucleotide_transformer_v2(config: Config) -> Table:
     """Reads Nucleotide Transformer 2: ESM with SwiGLU, whose class has a table of positions also beside rotary ones."""
-    bias = biases(config.flag("add_bias_fnn"), "gate_bias", "up_bias", "down_bias")
-    ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True, **bias}
+    bias_fields = biases(config.flag("add_bias_fnn"), "gate_bias", "up_bias", "down_bias")
+    ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True, **bias_fields}
     return esm_encoder(config, ffn, {"position": padded_positions(config)})
 
 
@@ -118,7 +118,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     ffn_width, expert_period = config.integer("intermediate_size"), config.integer("moe_every_n_layers")
     mixer = {
         "num_attention_heads": config.integer("num_attention_heads"),
-        "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
+        "position": rope(config, theta_name="rotary_emb_base", fraction_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO),
     }
     dense_ffn = {
@@ -136,14 +136,14 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     )
     layer_kinds = ["moe" if layer_index % expert_period == 1 else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
-    layers = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
-    stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
+    stack = {**stack_fields, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
 
 
 def _read_llama_bidirec(config: Config) -> Table:
-    bias = attention_biases(config)
-    return _without_mask(config, attention(config, **bias), glu(config, config.flag("mlp_bias")))
+    bias_fields = attention_biases(config)
+    return _without_mask(config, attention(config, **bias_fields), glu(config, config.flag("mlp_bias")))
 
 
 def _read_bidir_mistral(config: Config) -> Table:

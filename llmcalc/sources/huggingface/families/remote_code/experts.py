@@ -175,10 +175,10 @@ def _read_hunyuan(config: Config) -> Table:
             glu(config, ffn_width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
-    layer_configs: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
+    layer_changes: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer_index % sharing_period else "computed" for layer_index in range(depth)]
     block = layer_table(mixer, ffn, norm)
-    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
@@ -254,7 +254,9 @@ def _read_minimax_m1(config: Config) -> Table:
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.integer("rotary_dim")
-    return minimax_decoder(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
+    return minimax_decoder(
+        config, ["full" if attention_flag else "linear" for attention_flag in attention_flags], position
+    )
 
 
 def _read_sarvam_mla(config: Config) -> Table:
@@ -271,7 +273,9 @@ def _read_smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.integer("num_hidden_layers")
-    rope_flags, window_flags = (_layer_flags(config, name, depth, flag) for name, flag in LAYOUTS.items())
+    rope_flags, window_flags = (
+        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
+    )
     window = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}

@@ -97,7 +97,7 @@ def _linear_attention(config: Config) -> Table:
 def _read_hgrn2(config: Config) -> Table:
     """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
     config.require_fields(use_short_conv=False, elementwise_affine=True)
-    hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
+    hidden_size, has_lower_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
     if key_dim is None:
@@ -111,10 +111,10 @@ def _read_hgrn2(config: Config) -> Table:
         "num_attention_heads": hidden_size // key_dim,
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": key_dim,
-        "lower_bound": has_bounds,
+        "lower_bound": has_lower_bounds,
         "norm_eps": 1e-5,
     }
-    if not has_bounds:
+    if not has_lower_bounds:
         return _decoder(config, mixer)
     attention_layer_count = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
     if attention_layer_count:
@@ -156,8 +156,8 @@ def _read_samba(config: Config) -> Table:
     config.require("use_conv_bias", True)
     ffn_width = _ffn_width(config.with_fields(intermediate_size=None))
     if "attn" not in config.data:
-        layers = [*range(1, min(18, config.integer("num_hidden_layers")), 2)]
-        config = config.with_fields(attn={"layers": layers, "num_heads": 18, "window_size": 2048})
+        layer_indices = [*range(1, min(18, config.integer("num_hidden_layers")), 2)]
+        config = config.with_fields(attn={"layers": layer_indices, "num_heads": 18, "window_size": 2048})
     return _decoder(config, mamba_mixer(config), ffn_width)
 
 
@@ -325,7 +325,7 @@ OF_STEPS = field_names("""
 """Fields of initialisation and of the range of Δ, in this and earlier versions."""
 
 
-def _family(
+def _fla_family(
     model_name: str,
     read_model: Callable[[Config], Table],
     defaults: Mapping[str, Any],
@@ -337,13 +337,13 @@ def _family(
 
 
 FAMILIES = {
-    "transformer": _family(
+    "transformer": _fla_family(
         "transformer",
         _read_transformer,
         {**COMMON, **ATTENTION_DEFAULTS, "num_heads": 32, "qk_norm": False},
         IGNORED | {"attention_bias"},  # of earlier versions, whose class does not read it
     ),
-    "gated_deltanet": _family(
+    "gated_deltanet": _fla_family(
         "gated_deltanet",
         _read_gated_deltanet,
         {
@@ -360,7 +360,7 @@ FAMILIES = {
         },
         IGNORED,
     ),
-    "delta_net": _family(
+    "delta_net": _fla_family(
         "delta_net",
         _read_delta_net,
         {
@@ -375,13 +375,13 @@ FAMILIES = {
         },
         IGNORED | {"use_output_norm"},  # the class has the norm in any case
     ),
-    "retnet": _family(
+    "retnet": _fla_family(
         "retnet",
         _read_retnet,
         {**COMMON, **LINEAR_ATTENTION, "expand_v": 2.0, "hidden_ratio": 2, "num_heads": 8},
         (IGNORED | UNREAD_BY_LINEAR | {"use_short_conv"}) - {"elementwise_affine"},
     ),
-    "gla": _family(
+    "gla": _fla_family(
         "gla",
         _read_gla,
         {
@@ -395,7 +395,7 @@ FAMILIES = {
         },
         (IGNORED | UNREAD_BY_LINEAR) - {"elementwise_affine"},
     ),
-    "hgrn2": _family(
+    "hgrn2": _fla_family(
         "hgrn2",
         _read_hgrn2,
         {
@@ -408,13 +408,13 @@ FAMILIES = {
         },
         (IGNORED | {"conv_size", "share_conv_kernel"}) - {"elementwise_affine"},
     ),
-    "kda": _family(
+    "kda": _fla_family(
         "kda",
         _read_kda,
         {**COMMON, **KDA_REQUIRED, "conv_size": 4, "head_dim": 128, "num_heads": 16, "num_v_heads": None},
         IGNORED,
     ),
-    "samba": _family(
+    "samba": _fla_family(
         "samba",
         _read_samba,
         {
@@ -428,7 +428,7 @@ FAMILIES = {
         },
         IGNORED | OF_STEPS,
     ),
-    "fla_mamba": _family(
+    "fla_mamba": _fla_family(
         "mamba",
         read_mamba,
         {
@@ -444,7 +444,7 @@ FAMILIES = {
         IGNORED | OF_STEPS,
         {"layer_norm_epsilon": "norm_eps", "time_step_rank": "dt_rank"},
     ),
-    "fla_mamba2": _family(
+    "fla_mamba2": _fla_family(
         "mamba2",
         _read_mamba2,
         {

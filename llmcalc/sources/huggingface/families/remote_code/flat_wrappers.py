@@ -27,15 +27,15 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 def _read_minicpmv(config: Config) -> Table:
     """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first_version = 2.0 if config.integer("hidden_size") == 2304 else 2.5
-    return _moondream_text_of_version(config, first_version)
+    return _minicpm_text_of_version(config, first_version)
 
 
 def _read_minicpmo(config: Config) -> Table:
     """Reads MiniCPM-o, whose first version is 2.6."""
-    return _moondream_text_of_version(config, 2.6)
+    return _minicpm_text_of_version(config, 2.6)
 
 
-def _moondream_text_of_version(config: Config, first_version: float) -> Table:
+def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
@@ -119,15 +119,15 @@ MINICPM_FIELDS = field_names("""
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava_family(text_type: str, source_url: str) -> Family:
-    """Returns the `Family` of a model class in LLaVA's code. text_type: the text model's type.
+def _llava_family(text_model_type: str, source_url: str) -> Family:
+    """Returns the `Family` of a model class in LLaVA's code. text_model_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`. Their `LlavaLlamaModel` has it
     with its head.
     """
     return Family(
         None,
-        text_type=text_type,
+        text_type=text_model_type,
         text_section="llm_cfg",
         tying_source="text",
         generates_text=True,

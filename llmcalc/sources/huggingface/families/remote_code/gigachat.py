@@ -53,8 +53,8 @@ def _read_gigachat(config: Config) -> Table:
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID)}}
     stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
-    prediction_modules = add_prediction(config, stack, "mtp", mixer_changes["full"], norm)
-    return decoder(config, block, norm, stack=stack, **prediction_modules)
+    mtp_fields = add_prediction(config, stack, "mtp", mixer_changes["full"], norm)
+    return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
 def _norm(config: Config) -> Table:

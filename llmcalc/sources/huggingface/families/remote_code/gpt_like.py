@@ -57,8 +57,8 @@ def _read_codeshell(config: Config) -> Table:
 def _read_jais(config: Config) -> Table:
     """Reads Jais 1 and BTLM: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
-    position = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
-    mixer = full_width_heads(config, **position, **biases(True, *QKVO))
+    position_fields = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
+    mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO))
     if config.text("activation_function") == "swiglu":
         ffn: Table = {
             "intermediate_size": config.optional_integer("n_inner") or 4 * config.integer("hidden_size"),
@@ -95,9 +95,9 @@ def _read_phi(config: Config) -> Table:
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
-    experts = config.optional_integer("num_local_experts")
-    if experts is not None:
-        ffn = moe(experts, config.integer("num_experts_per_tok"), ffn)
+    expert_count = config.optional_integer("num_local_experts")
+    if expert_count is not None:
+        ffn = moe(expert_count, config.integer("num_experts_per_tok"), ffn)
     return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
 
 
@@ -120,10 +120,10 @@ def _read_refined_web(config: Config) -> Table:
         "hidden_act": "gelu",
         **biases(has_bias, "up_bias", "down_bias"),
     }
-    is_grouped = config.model_type == "RefinedWeb"
+    has_grouped_queries = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
-    if is_grouped or config.flag("parallel_attn"):
-        parallel_fields = {"parallel": "separate" if is_grouped else "shared"}
+    if has_grouped_queries or config.flag("parallel_attn"):
+        parallel_fields = {"parallel": "separate" if has_grouped_queries else "shared"}
     return _gpt_decoder(config, mixer, ffn, **parallel_fields)
 
 
@@ -164,11 +164,11 @@ def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
     return expected_width
 
 
-def _is_positive(config_value: Any) -> bool:
+def _is_positive_number(config_value: Any) -> bool:
     return is_number(config_value) and 0 < config_value <= LARGEST
 
 
-def _is_size(config_value: Any) -> bool:
+def _is_positive_integer(config_value: Any) -> bool:
     return is_json_integer(config_value) and 0 < config_value <= LARGEST
 
 
@@ -180,11 +180,11 @@ def _read_openelm(config: Config) -> Table:
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.integer("head_dim")
     qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
-    query_heads = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
-    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
-    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    query_head_counts = _checked_list(config, "num_query_heads", depth, _is_positive_integer, "positive whole numbers")
+    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_positive_integer, "positive whole numbers")
+    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive_number, "positive numbers")
     layers = []
-    for heads, kv_heads, ffn_multiplier in zip(query_heads, kv_head_counts, ffn_multipliers, strict=True):
+    for heads, kv_heads, ffn_multiplier in zip(query_head_counts, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
             raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
         unrounded_width = ffn_multiplier * hidden_size
@@ -223,25 +223,27 @@ def _read_nemotron_nas(config: Config) -> Table:
     has_attention_bias, has_mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
     for layer_index, block_config in enumerate(block_tables):
-        mixer, ffn = (
+        attention_config, ffn_config = (
             _block_part_config(config, layer_index, block_config, part_name) for part_name in ("attention", "ffn")
         )
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
-        if not mixer.flag("no_op"):
-            kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.integer("n_heads_in_group"))
+        if not attention_config.flag("no_op"):
+            kv_heads = attention_config.quotient(
+                "n_heads_in_group", heads, attention_config.integer("n_heads_in_group")
+            )
             layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(has_attention_bias, *QKVO),
             }
-            if mixer.optional_integer("window_length") is not None:
-                layer_changes["attention"]["sliding_window"] = mixer.integer("window_length")
+            if attention_config.optional_integer("window_length") is not None:
+                layer_changes["attention"]["sliding_window"] = attention_config.integer("window_length")
             part_labels.append(f"kv{kv_heads}")
-        if not ffn.flag("no_op"):
-            unrounded_width = int(2 * ffn.number("ffn_mult") * hidden_size / 3)
-            ffn_width = _checked_width(ffn, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
+        if not ffn_config.flag("no_op"):
+            unrounded_width = int(2 * ffn_config.number("ffn_mult") * hidden_size / 3)
+            ffn_width = _checked_width(ffn_config, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
             layer_changes["feed_forward"] = {
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),

@@ -26,21 +26,21 @@ def _read_instella_moe(config: Config) -> Table:
     mixer = latent_attention(config, **output_gate)
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     first_skipping_layer = config.count("farskip_start_idx")
-    last_skip = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
+    last_skipping_layer = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
     is_parallel = config.flag("farskip") and not config.flag("attn_only_farskip")
-    order_kinds = [
-        "parallel" if is_parallel and first_skipping_layer <= layer_index <= last_skip else "order"
+    residual_kinds = [
+        "parallel" if is_parallel and first_skipping_layer <= layer_index <= last_skipping_layer else "order"
         for layer_index in range(depth)
     ]
-    if set(order_kinds) == {"parallel"}:
-        block, order_kinds = {**block, "parallel": "separate"}, ["order"] * depth
+    if set(residual_kinds) == {"parallel"}:
+        block, residual_kinds = {**block, "parallel": "separate"}, ["order"] * depth
     if config.flag("farskip"):
         config.notes.append(
             "farskip: memory is counted without the second residual stream, which the routed experts do not add to"
         )
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    order_changes: Table = {"order": {}, "parallel": {"parallel": "separate"}}
-    return decoder_of_kinds(config, block, norm, (ffn_kinds, ffn_changes), (order_kinds, order_changes))
+    residual_changes: Table = {"order": {}, "parallel": {"parallel": "separate"}}
+    return decoder_of_kinds(config, block, norm, (ffn_kinds, ffn_changes), (residual_kinds, residual_changes))
 
 
 FAMILIES = {

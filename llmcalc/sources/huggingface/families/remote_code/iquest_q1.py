@@ -41,19 +41,21 @@ def _read_iquest_q1(config: Config) -> Table:
     }
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
-    unrotated_layers, dense_layers = (_layer_indices(config, field) for field in ("no_rope_layers", "mlp_only_layers"))
+    unrotated_layers, dense_layers = (
+        _layer_indices(config, list_field) for list_field in ("no_rope_layers", "mlp_only_layers")
+    )
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
     for layer_index, attention_kind in enumerate(_attention_kinds(config, depth)):
         mixer: Table = {"sliding_window": config.integer("sliding_window")} if attention_kind == "sliding" else {}
-        changes: Table = {"feed_forward": dense_ffn} if layer_index in dense_layers else {}
+        layer_changes: Table = {"feed_forward": dense_ffn} if layer_index in dense_layers else {}
         name = attention_kind + ("_dense" if layer_index in dense_layers else "")
         if layer_index in unrotated_layers:
             mixer, name = {**mixer, "position": "none"}, f"{name}_unrotated"
         if layer_index:
-            changes |= {"input_norm": norm, "without_norms": NORMALIZED_RESIDUALS}
+            layer_changes |= {"input_norm": norm, "without_norms": NORMALIZED_RESIDUALS}
         layers.append(
-            (name if layer_index else f"{name}_first", {**changes, **({"attention": mixer} if mixer else {})})
+            (name if layer_index else f"{name}_first", {**layer_changes, **({"attention": mixer} if mixer else {})})
         )
     block = {"attention": attention, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
     if config.count("num_mtp_layers"):

@@ -50,7 +50,7 @@ def block_residual_decoder(
     first_is_idle: whether the first layer holds the weights with which attention reads finished blocks, of which it has
         none.
     """
-    placed_layers = []
+    layer_variants = []
     for layer_index, (layer_kind, layer_changes) in enumerate(layers):
         finished_blocks, starts_block = ceil_div(layer_index, block_size), layer_index % block_size == 0
         residual_fields = {
@@ -60,7 +60,7 @@ def block_residual_decoder(
         }
         variant_name = f"{layer_kind}_{finished_blocks}" + ("_start" if starts_block else "")
         idle_fields = {"idle_residual": True} if first_is_idle and not layer_index else {}
-        placed_layers.append((variant_name, {**layer_changes, **residual_fields, **idle_fields}))
+        layer_variants.append((variant_name, {**layer_changes, **residual_fields, **idle_fields}))
     block = {
         **base_layer,
         "type": "block_residual",
@@ -74,7 +74,7 @@ def block_residual_decoder(
         "norm": base_layer["norm"],
     }
     return decoder(
-        config, block, base_layer["norm"], stack={**stack_of_layers(placed_layers), "streams": residual_streams}
+        config, block, base_layer["norm"], stack={**stack_of_layers(layer_variants), "streams": residual_streams}
     )
 
 

@@ -74,7 +74,9 @@ def _read_lara_mini(config: Config) -> Table:
         {**LINEAR_OR_FULL, "sliding_attention": "sliding"},
         [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)],
     )
-    stack = stack_of_kinds({kind: layer_table(mixer, experts, norm) for kind, mixer in mixers.items()}, layer_kinds)
+    stack = stack_of_kinds(
+        {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}, layer_kinds
+    )
     return decoder(config, stack["block"], norm, stack=stack)
 
 

@@ -129,8 +129,8 @@ def _read_jiutian(config: Config) -> Table:
 def _read_wedlm(config: Config) -> Table:
     """Reads WeDLM: Qwen3's layers with `qk_norm`, Qwen2's without; `attention_bias` has no effect on the output."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    norms_of_heads = qk_norm_fields(norm) if config.flag("qk_norm") else {}
-    mixer = attention(config, **attention_biases(config, QKV), **norms_of_heads)
+    qk_norms = qk_norm_fields(norm) if config.flag("qk_norm") else {}
+    mixer = attention(config, **attention_biases(config, QKV), **qk_norms)
     stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
     return decoder(config, layer_table(mixer, glu(config), norm), norm, stack=stack)
 

@@ -82,18 +82,18 @@ def _ffn(config: Config, has_bias: bool) -> Table:
     activation: str = "gelu"
     if ffn_config.has("ffn_act_fn"):
         activation = ffn_config.section("ffn_act_fn", {"name": "gelu"}).choice(ACTIVATIONS, "name")
-    width, expansion_ratio = config.integer("hidden_size"), config.number("expansion_ratio")
-    ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(width * expansion_ratio)
+    hidden_size, expansion_ratio = config.integer("hidden_size"), config.number("expansion_ratio")
+    ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(hidden_size * expansion_ratio)
     if not ffn_config.has("ffn_hidden_size") and (
-        ffn_width != width * expansion_ratio or not 1 <= ffn_width <= LARGEST
+        ffn_width != hidden_size * expansion_ratio or not 1 <= ffn_width <= LARGEST
     ):
-        raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({width})")
+        raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({hidden_size})")
     ffn_config.finish(frozenset({"fc_type"}), config)
-    gate = {"gated": True, **biases(has_bias, "gate_bias")} if is_gated else {}
+    gate_fields = {"gated": True, **biases(has_bias, "gate_bias")} if is_gated else {}
     return {
         "intermediate_size": ffn_width,
         "hidden_act": activation,
-        **gate,
+        **gate_fields,
         **biases(has_bias, "up_bias", "down_bias"),
     }
 

@@ -50,8 +50,8 @@ def _read_naive(config: Config) -> Table:
         "index_topk": config.integer("index_top_k"),
         "rotary_dim": rotary_size,
     }
-    sinks = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
-    return _sliding_and_full_decoder(config, {"block_indexer": indexer_table, **sinks})
+    sink_fields = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
+    return _sliding_and_full_decoder(config, {"block_indexer": indexer_table, **sink_fields})
 
 
 def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction: bool = False) -> Table:
@@ -62,7 +62,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     """
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    qkv = attention_biases(config, QKV)
+    qkv_biases = attention_biases(config, QKV)
     head_fields = {
         field_name: config.integer(field_name, "head_dim") if field_name == "v_head_dim" else config.integer(field_name)
         for field_name in SIZES
@@ -72,9 +72,11 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
         for field_name, head_size in head_fields.items()
     }
     window = config.integer("sliding_window_size", "sliding_window")
-    sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
-    mixer = attention(config, **qkv, **head_fields)
-    attention_kinds = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
+    sink_fields = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
+    mixer = attention(config, **qkv_biases, **head_fields)
+    attention_kinds = [
+        "sliding" if layer_mark else "full" for layer_mark in _layer_marks(config, "hybrid_layer_pattern", depth)
+    ]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.integer("n_routed_experts"),
@@ -85,10 +87,10 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     block = layer_table(mixer, glu(config), norm)
     attention_changes: Table = {
         "full": {"attention": {**mixer, **full_fields}} if full_fields else {},
-        "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},
+        "sliding": {"attention": {**mixer, **sliding_sizes, **sink_fields, "sliding_window": window}},
     }
-    network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes))
+    ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
     mtp_fields = add_prediction(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 

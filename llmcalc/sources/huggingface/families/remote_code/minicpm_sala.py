@@ -25,9 +25,9 @@ def _read_minicpm_sala(config: Config) -> Table:
         length_text = "" if dense_length is None else f" of more than {short_repr(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
-    layer_configs: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
+    layer_changes: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     layer_kinds = ["sparse" if mixer_type == SPARSE else "lightning" for mixer_type in mixer_types]
-    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _sparse_attention(config: Config) -> Table:

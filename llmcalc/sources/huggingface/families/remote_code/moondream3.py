@@ -58,14 +58,14 @@ def _read_moondream3(config: Config) -> Table:
         {"intermediate_size": expert_config.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
-    dense_layer: Table = {
+    dense_ffn: Table = {
         "intermediate_size": text_config.integer("ff_dim"),
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = layer_table(mixer, dense_layer, norm, parallel="shared")
+    block = layer_table(mixer, dense_ffn, norm, parallel="shared")
     first_expert_layer = expert_config.count("start_layer")
-    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
+    layer_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
     model_sizes = Config(
         {
@@ -79,7 +79,7 @@ def _read_moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_configs)))
+    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
 def config_section(config: Config, config_sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:

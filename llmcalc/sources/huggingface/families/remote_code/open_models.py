@@ -129,12 +129,12 @@ def _read_molmo(config: Config) -> Table:
     config.fields_read.add("vocab_size")
     config.notes.append(
         "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
-        f"{_molmo_vision(config):,} parameters"
+        f"{_molmo_vision_params(config):,} parameters"
     )
     return {**decoder(config, block, norm), "vocab_size": embedding_rows, "additional_vocab_size": 128}
 
 
-def _molmo_vision(config: Config) -> int:
+def _molmo_vision_params(config: Config) -> int:
     """Returns the number of parameters of Molmo 1's encoder of images and of its projector.
 
     The encoder is CLIP's large one for 336 pixels, of whose 24 layers two are read: the second-to-last and the ninth
@@ -142,10 +142,10 @@ def _molmo_vision(config: Config) -> int:
     model's widths.
     """
     hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
-    layer_index = (
+    layer_params = (
         4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
     )
-    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer_index
+    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer_params
     pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.integer("intermediate_size") // 2
     return encoder_params + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))
@@ -189,11 +189,11 @@ def _openlm_arguments(config: Config) -> Table:
     }
     norm = config.choice(norm_tables, "model_norm")
     config.require("moe_freq", 0)
-    position_kind = config.choice(
+    has_rope = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
     )
     mixer: Table = {"num_attention_heads": config.integer("num_attention_heads")}
-    if position_kind:
+    if has_rope:
         mixer["position"] = {"type": "rope"}
     config.quotient("num_attention_heads", hidden_size, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):

@@ -60,7 +60,9 @@ def _read_phi4flash(config: Config) -> Table:
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {kind: layer_fields for kind, layer_fields in layer_changes.items() if kind in layer_kinds}
+    layer_changes = {
+        layer_kind: layer_fields for layer_kind, layer_fields in layer_changes.items() if layer_kind in layer_kinds
+    }
     return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 

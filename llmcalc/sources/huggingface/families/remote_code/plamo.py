@@ -52,7 +52,7 @@ def _read_plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
-    layer_configs: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_changes: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
         if _is_mamba(config, layer_index, depth, mamba_period)
@@ -61,7 +61,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer_index in range(depth)
     ]
-    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
+    return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
@@ -78,9 +78,9 @@ def _read_plamo3(config: Config) -> Table:
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     window = config.optional_integer("window_size", "sliding_window")
     layer_windows = config.data.get("interleaved_sliding_window")
-    window_period = config.integer("sliding_window_pattern")
+    full_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_layer_kinds = ["sliding" if (layer_index + 1) % window_period else "full" for layer_index in range(depth)]
+    default_layer_kinds = ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (

@@ -32,10 +32,10 @@ def _read_puzzle(config: Config) -> Table:
         type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
         layer_kind = layer_config.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer_config if len(block_config) > 1 else config))
-    kinds_of_layers = [variant_kind for variant_kind, _ in layers]
+    variant_kinds = [variant_kind for variant_kind, _ in layers]
     layer_list_fields = ("layer_types", "layers_block_type", "hybrid_override_pattern")
-    if any(config.has(kind_name) for kind_name in layer_list_fields) and layer_kinds(config) != kinds_of_layers:
-        raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
+    if any(config.has(field_name) for field_name in layer_list_fields) and layer_kinds(config) != variant_kinds:
+        raise config.error("block_configs", variant_kinds, "the kinds of layers that the config lists elsewhere, too")
     model_fields = single_sublayer_model(config, layers)
     for _, layer_config in layers:
         if layer_config is not config:

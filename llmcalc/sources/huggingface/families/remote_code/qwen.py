@@ -21,7 +21,7 @@ def _read_qwen(config: Config) -> Table:
         )
     mixer = {
         "num_attention_heads": heads,
-        "position": rope(config, share_name="rotary_pct", theta_name="rotary_emb_base"),
+        "position": rope(config, fraction_name="rotary_pct", theta_name="rotary_emb_base"),
         **biases(True, *QKV),
         **biases(has_bias, "o_bias"),
     }

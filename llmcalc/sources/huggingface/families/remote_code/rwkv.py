@@ -42,14 +42,14 @@ def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
 
 
 def _with_first_norm(
-    config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_layer_norm: Table | None = None
+    config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_mixing_fields: Table | None = None
 ) -> Table:
-    """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
+    """Returns a model of RWKV's layers. first_mixing_fields: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
     block: Table = layer_table(time_mixing, channel_mixing, norm)
     layer_changes: Table = {
         "input_norm": norm,
-        **({"attention": {**time_mixing, **first_layer_norm}} if first_layer_norm else {}),
+        **({"attention": {**time_mixing, **first_mixing_fields}} if first_mixing_fields else {}),
     }
     stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
@@ -71,9 +71,9 @@ def _read_rwkv7(config: Config) -> Table:
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{
-            field: config.optional_integer(field_name)
-            or max(32, round(mix_field * hidden_size**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
-            for field, field_name, mix_field, rank_scale in (
+            rank_field: config.optional_integer(field_name)
+            or max(32, round(rank_factor * hidden_size**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
+            for rank_field, field_name, rank_factor, rank_scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),

@@ -33,15 +33,17 @@ def _read_interns1_pro_text(config: Config) -> Table:
     return qwen_vl.read_qwen3_vl_moe_text(config)
 
 
-def _wrapper_family(text_type: str, source_url: str, text_section: str = "text_config", **family_fields: Any) -> Family:
+def _wrapper_family(
+    text_model_type: str, source_url: str, text_section: str = "text_config", **family_fields: Any
+) -> Family:
     """Returns the `Family` of a multimodal wrapper whose text model's config decides on tied embeddings.
 
-    text_type: the model type of its text model.
+    text_model_type: the model type of its text model.
     family_fields: further fields of the record.
     """
     return Family(
         None,
-        text_type=text_type,
+        text_type=text_model_type,
         text_section=text_section,
         generates_text=True,
         tying_source="text",

@@ -40,7 +40,7 @@ Side = Literal["encoder", "decoder"]
 
 
 def _read_bart(config: Config) -> Table:
-    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _read_mvp(config: Config) -> Table:
@@ -50,32 +50,32 @@ def _read_mvp(config: Config) -> Table:
 
 
 def _read_mbart(config: Config) -> Table:
-    return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "pre", has_embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _read_marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
-    decoder_vocab = config.optional_integer("decoder_vocab_size") or config.integer("vocab_size")
+    decoder_vocab_size = config.optional_integer("decoder_vocab_size") or config.integer("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
     model_fields = bart_model(config, "post", position=learned_positions(config))
-    if decoder_vocab == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
+    if decoder_vocab_size == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
         raise config.error(
             "decoder_vocab_size",
-            decoder_vocab,
+            decoder_vocab_size,
             f"vocab_size ({config.integer('vocab_size')}), the size of the decoder's head",
         )
     if shares_embeddings:
         raise config.error(
             "decoder_vocab_size",
-            decoder_vocab,
+            decoder_vocab_size,
             f"vocab_size ({config.integer('vocab_size')}), since encoder and decoder share an embedding",
         )
     model_fields.pop("unused_embedding", None)
     return {
         **model_fields,
-        "vocab_size": decoder_vocab,
+        "vocab_size": decoder_vocab_size,
         "encoder": {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")},
     }
 
@@ -107,13 +107,13 @@ def _read_pp_formulanet_text(config: Config) -> Table:
 
 
 def _read_blenderbot_small(config: Config) -> Table:
-    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config))
+    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config))
 
 
 def _read_fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
-    source_vocab, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
-    if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab):
+    source_vocab_size, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
+    if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab_size):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
@@ -126,11 +126,11 @@ def _read_fsmt(config: Config) -> Table:
         )
     if not model_fields["tie_word_embeddings"]:
         model_fields.pop("unused_embedding")
-        model_fields["encoder"]["vocab_size"] = source_vocab
-    elif source_vocab != config.integer("vocab_size"):
+        model_fields["encoder"]["vocab_size"] = source_vocab_size
+    elif source_vocab_size != config.integer("vocab_size"):
         raise config.error(
             "src_vocab_size",
-            source_vocab,
+            source_vocab_size,
             f"tgt_vocab_size ({config.integer('vocab_size')}), with which it shares an embedding",
         )
     return {**model_fields, "head": {"type": "lm"}}
@@ -140,7 +140,7 @@ def bart_model(
     config: Config,
     norm_placement: Literal["pre", "post"],
     position: Table,
-    embedding_norm: bool = False,
+    has_embedding_norm: bool = False,
     bias: bool = True,
     **fields_by_stack: Table,
 ) -> Table:
@@ -168,7 +168,7 @@ def bart_model(
     if position["type"] == "sinusoidal":
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     stack_fields: Table = {"position": position}
-    if embedding_norm:
+    if has_embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
     if norm_placement == "pre":
         stack_fields["final_norm"] = layernorm()
@@ -227,8 +227,8 @@ def _field_of_stack(config_values: ConfigValues, stack_name: str, field_name: st
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
     ffn = _field_of_stack(config_values, stack_name, "feed_forward")
-    mlp_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
-    return mlp_width
+    ffn_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
+    return ffn_width
 
 
 SIDES_WRITES: Writes = {

@@ -40,10 +40,10 @@ def _read_cohere_asr(config: Config) -> Table:
 
 def _require_sizes_of_nemo(config: Config) -> None:
     """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
-    encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
+    encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (
-        (config.section("encoder"), encoder, NEMO_ENCODER),
+        (config.section("encoder"), encoder_config, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
@@ -78,14 +78,16 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
 
 
 def _decoder(decoder_config: Config, position: Table) -> Table:
-    hidden, heads = decoder_config.integer("hidden_size"), decoder_config.integer("num_attention_heads")
+    hidden_size, heads = decoder_config.integer("hidden_size"), decoder_config.integer("num_attention_heads")
     kv_heads = decoder_config.optional_integer("num_key_value_heads") or heads
     head_dim = decoder_config.optional_integer("head_dim")
     if heads % kv_heads:
         raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": decoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
+        "head_dim": decoder_config.quotient("num_attention_heads", hidden_size, heads)
+        if head_dim is None
+        else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **attention_biases(decoder_config),
     }
@@ -114,28 +116,30 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
     return encoder
 
 
-def parakeet_encoder(config_section: Config) -> Table:
+def parakeet_encoder(section_config: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden = config_section.integer("hidden_size")
-    heads = config_section.integer("num_attention_heads")
+    hidden_size = section_config.integer("hidden_size")
+    heads = section_config.integer("num_attention_heads")
     norm = layernorm()
-    has_bias, head_dim = config_section.flag("attention_bias"), config_section.optional_integer("head_dim")
-    kernel_size = config_section.integer("conv_kernel_size")
-    activation = config_section.choice(ACTIVATIONS, "hidden_act")
+    has_bias, head_dim = section_config.flag("attention_bias"), section_config.optional_integer("head_dim")
+    kernel_size = section_config.integer("conv_kernel_size")
+    activation = section_config.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
-        raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
-    config_section.require_if_present("num_key_value_heads", heads)
+        raise section_config.error("conv_kernel_size", kernel_size, "an odd number")
+    section_config.require_if_present("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": config_section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
+        "head_dim": section_config.quotient("num_attention_heads", hidden_size, heads)
+        if head_dim is None
+        else head_dim,
         "bias": has_bias,
         "segments": False,
     }
     convolution = {
         "kernel_size": kernel_size,
         "hidden_act": activation,
-        "bias": config_section.flag("convolution_bias"),
+        "bias": section_config.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
         "centred": True,
@@ -143,14 +147,14 @@ def parakeet_encoder(config_section: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(config_section.integer("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(section_config.integer("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": config_section.integer("num_hidden_layers"),
-        "hidden_size": hidden,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(config_section)},
+        "num_hidden_layers": section_config.integer("num_hidden_layers"),
+        "hidden_size": hidden_size,
+        "stem": {"type": "spectrum", "subsampling": _subsampling(section_config)},
         "block": block,
     }
 

@@ -15,13 +15,13 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_led(config: Config) -> Table:
-    encoder_rows, decoder_rows = (
+    encoder_position, decoder_position = (
         {"type": "learned", "max_position_embeddings": config.integer(f"max_{stack_name}_position_embeddings")}
         for stack_name in ("encoder", "decoder")
     )
-    encoder = {"position": encoder_rows, **window_stack(config, config.integer("num_hidden_layers"))}
-    decoder = {"position": decoder_rows}
-    model_fields = bart_model(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
+    encoder = {"position": encoder_position, **window_stack(config, config.integer("num_hidden_layers"))}
+    decoder = {"position": decoder_position}
+    model_fields = bart_model(config, "post", encoder_position, True, encoder=encoder, decoder=decoder)
     if "encoder" in model_fields:
         model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
         config.notes.append(GLOBAL_NOTE)

@@ -72,7 +72,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder of audio frames, with a position embedding on its output."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
-    hidden, heads = encoder_config.integer("hidden_size"), encoder_config.integer("num_attention_heads")
+    hidden_size, heads = encoder_config.integer("hidden_size"), encoder_config.integer("num_attention_heads")
     kv_heads, head_dim = encoder_config.integer("num_key_value_heads"), encoder_config.optional_integer("head_dim")
     if heads % kv_heads:
         raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
@@ -81,7 +81,9 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         raise encoder_config.field_error("frame_ms", "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": encoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
+        "head_dim": encoder_config.quotient("num_attention_heads", hidden_size, heads)
+        if head_dim is None
+        else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **attention_biases(encoder_config),
     }
@@ -99,8 +101,8 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         "final_norm": norm,
         "output_positions": {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings")},
     }
-    if hidden != decoder_width:
-        encoder |= {"hidden_size": hidden, "output_size": decoder_width, "output_bias": False}
+    if hidden_size != decoder_width:
+        encoder |= {"hidden_size": hidden_size, "output_size": decoder_width, "output_bias": False}
     encoder_config.finish(frozenset({"max_position_embeddings"}), config)
     return encoder
 

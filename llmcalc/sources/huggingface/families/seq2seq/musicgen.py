@@ -19,18 +19,18 @@ from .t5 import T5_MODULES
 def _read_musicgen(config: Config) -> Table:
     """Reads MusicGen's decoder, and the text encoder whose output the decoder reads."""
     text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
-    text_type = model_type_of(config, "text_encoder", text_encoder)
-    music_type = "musicgen_decoder"
-    if decoder_section.get("model_type", music_type) != music_type:
-        raise config.error("decoder.model_type", decoder_section["model_type"], f"'{music_type}'")
+    text_model_type = model_type_of(config, "text_encoder", text_encoder)
+    decoder_model_type = "musicgen_decoder"
+    if decoder_section.get("model_type", decoder_model_type) != decoder_model_type:
+        raise config.error("decoder.model_type", decoder_section["model_type"], f"'{decoder_model_type}'")
     encoder = read_section_model(
-        config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
+        config, "text_encoder", text_model_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
     )
     model_fields = read_section_model(
-        config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
+        config, "decoder", decoder_model_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.error("text_encoder", text_type, "the config of a text encoder, such as T5's")
+        raise config.error("text_encoder", text_model_type, "the config of a text encoder, such as T5's")
     del model_fields["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}

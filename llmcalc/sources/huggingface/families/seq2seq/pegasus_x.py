@@ -19,8 +19,8 @@ def _read_pegasus_x(config: Config) -> Table:
     if "encoder" not in model_fields:
         raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
     block_fields = config.integer_fields("num_global_tokens", "block_size")
-    staggers_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
-    if staggers_blocks and block_fields["block_size"] % 2:
+    has_staggered_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
+    if has_staggered_blocks and block_fields["block_size"] % 2:
         raise config.error("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
     heads = encoder["block"]["attention"]["num_attention_heads"]
     encoder["block"] |= {
@@ -29,7 +29,7 @@ def _read_pegasus_x(config: Config) -> Table:
     }
     encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]
-    if staggers_blocks and depth > 1:
+    if has_staggered_blocks and depth > 1:
         layer_kinds = ["staggered" if layer_index % 2 else "block" for layer_index in range(depth)]
         encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(layer_kinds)}
     return model_fields

@@ -40,9 +40,9 @@ def _read_t5(config: Config) -> Table:
 def _read_umt5(config: Config) -> Table:
     block = t5_block(config)
     bucket_sizes = {
-        field: field_value
-        for field, field_value in shared_position_bias(config)["relative_bias"].items()
-        if field != "num_attention_heads"
+        field_name: field_value
+        for field_name, field_value in shared_position_bias(config)["relative_bias"].items()
+        if field_name != "num_attention_heads"
     }
     block["attention"] |= {"position": {"type": "relative_bias", **bucket_sizes, "bias_in_sdpa": True}}
     return t5_model(config, block, {})
@@ -52,7 +52,11 @@ def _read_longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {field: head_value for field, head_value in block["attention"].items() if field != "float32_softmax"}
+    heads = {
+        field_name: field_value
+        for field_name, field_value in block["attention"].items()
+        if field_name != "float32_softmax"
+    }
     local_attention = {"type": "local", **heads, "local_radius": config.integer("local_radius")}
     local_attention |= (
         {"global_block_size": config.integer("global_block_size"), "global_norm": block["norm"]}
@@ -84,7 +88,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     stack: fields of both stacks.
     """
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
-    layers_of_decoder = decoder_depth(config)
+    decoder_layer_count = decoder_depth(config)
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
@@ -113,7 +117,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    model_fields["decoder"] = {"num_hidden_layers": layers_of_decoder, "block": decoder, "final_norm": norm, **stack}
+    model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
     return {
         **model_fields,
         "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
@@ -158,8 +162,8 @@ def t5_feed_forward(config: Config) -> Table:
 
 def shared_position_bias(config: Config) -> Table:
     """Returns the relative position bias of the first layer, which all layers share."""
-    size_fields = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {field_name: config.integer(field_name) for field_name in size_fields}}
+    field_names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
+    return {"relative_bias": {field_name: config.integer(field_name) for field_name in field_names}}
 
 
 ALIASES = {

@@ -29,9 +29,9 @@ BUCKETS = 32
 
 def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
-    bias = shared_position_bias(config)["relative_bias"]
+    relative_bias = shared_position_bias(config)["relative_bias"]
     is_bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
-    if not is_bare_class and first_bucket != bias["relative_attention_num_buckets"]:
+    if not is_bare_class and first_bucket != relative_bias["relative_attention_num_buckets"]:
         raise config.field_error(
             "relative_bias_args",
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
@@ -40,7 +40,9 @@ def _read_udop(config: Config) -> Table:
         [first_bucket, *other_buckets] if is_bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
+    model_fields = t5_model(
+        config, t5_block(config), {"relative_bias": {**relative_bias, "other_buckets": page_buckets}}
+    )
     model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * 2}
     return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
@@ -76,8 +78,8 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 
 
 def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
-    bias = require_present(config_values.first_stack.relative_bias)
-    bucket_counts = (bias.relative_attention_num_buckets, *bias.other_buckets)
+    relative_bias = require_present(config_values.first_stack.relative_bias)
+    bucket_counts = (relative_bias.relative_attention_num_buckets, *relative_bias.other_buckets)
     bias_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
     return [
         {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
