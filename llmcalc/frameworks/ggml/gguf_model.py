@@ -203,8 +203,8 @@ class GgufModel:
     """A model as llama.cpp loads it.
 
     quantize: llmcalc's scheme; None for the format of the file or checkpoint.
-    has_rest_in_16_bits: whether a model with experts published in MXFP4 has its other matrices in 16 bits too,
-      not in Q8_0 as in llama.cpp's own files.
+    has_rest_in_16_bits: whether a model with experts published in MXFP4 has its other matrices in 16 bits, as
+      they are published, not in Q8_0 as in llama.cpp's own files.
     """
 
     preset: Preset
