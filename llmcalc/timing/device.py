@@ -55,13 +55,27 @@ hardware/pcie-bandwidth.md). Without, every byte goes into the host's memory and
 to 10.6 (github.com/NVIDIA/nccl-tests/issues/74).
 """
 
+PCIE_PAIR_SHARE = 0.6
+"""Share of a PCI Express link that a message between two accelerators with peer access reaches.
+
+All-reduces of 1 MiB to 512 MiB between two RTX PRO 6000 reach 0.58 of it and between two L40S 0.62 (NCCL's tables of
+aiconfigurator, 095f58a5, systems/data/*/comm/nccl); among four and eight RTX PRO 6000 they reach 0.39 and 0.38.
+"""
+
 LinkProtocol: TypeAlias = tuple[float, float, float]
 """A protocol of a ring: share of the link's rate, seconds of a message, seconds of each of its steps."""
 
 PCIE_PROTOCOLS: tuple[LinkProtocol, ...] = (0.5, 6.6e-6, 1.0e-6), (1.0, 8.4e-6, 5.7e-6)
 """NCCL's protocols of rings over PCI Express, LL and Simple (nccl 5067397c, src/graph/tuning.cc: baseLatencies,
-hwLatencies, and half of the bandwidth for LL). Servers use them too: their kernels that reduce in one step need NVLink
-(vllm/distributed/device_communicators/custom_all_reduce.py)."""
+hwLatencies, and half of the bandwidth for LL). Servers use them too among more than two accelerators: their kernels
+that reduce in one step need NVLink there (vllm/distributed/device_communicators/custom_all_reduce.py).
+"""
+
+PAIR_REDUCTION_SECONDS = 5e-6
+"""Seconds of an all-reduce between two accelerators with peer access beside its bytes, in one kernel that reads the
+other's memory: 4.5 microseconds of two RTX PRO 6000 and 5.6 of two L40S (vLLM's and SGLang's kernels in graphs, 4 KiB;
+tables of aiconfigurator, comm/vllm and comm/sglang).
+"""
 
 UNPEERED_LL_STEP = 2.4e-6
 """Seconds of a step of LL through the host's memory: 8 bytes among eight RTX 4090 take 40 microseconds
@@ -82,6 +96,7 @@ class Device:
     domain_devices: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
+    pair_share: share of the link that a message between two devices reaches; 0 (default): `link_share`.
     vendor: maker of the accelerator; empty (default) if unknown.
     is_mesh: whether each link joins two devices of the domain; by default false.
     gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
@@ -102,6 +117,7 @@ class Device:
     gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
     compute_units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
+    pair_share: float = 0.0
     is_mesh: bool = False
     vendor: str = ""
 
@@ -268,11 +284,17 @@ class Device:
             ring_passes = 2 if collective_kind == "all_reduce" else 1
             step_count = 1 if collective_kind == "send" else ring_passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
+            if self.pair_share and collective_kind == "all_reduce":
+                kernel_seconds = link_seconds + message_count * PAIR_REDUCTION_SECONDS
+                seconds_in_domain = choose(
+                    ranks_in_domain <= 2, minimum(kernel_seconds, seconds_in_domain), seconds_in_domain
+                )
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
     def _link_rate(self, ranks_in_domain: Number) -> Number:
         """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
-        full_rate = self.link_bandwidth * self.link_share
+        link_share = choose(ranks_in_domain <= 2, self.pair_share or self.link_share, self.link_share)
+        full_rate = self.link_bandwidth * link_share
         return (
             full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain_devices - 1) if self.is_mesh else full_rate
         )
@@ -371,6 +393,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         },
         compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
+        pair_share=PCIE_PAIR_SHARE if is_pcie and has_peer_access and hardware.vendor == "NVIDIA" else 0.0,
         is_mesh=interconnect is not None and interconnect.is_mesh,
         vendor=hardware.vendor,
     )

@@ -268,6 +268,8 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time qwen3:8b --hardware rtx-4060 --stack llamacpp", 32_768),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 2", 32_768),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
+        ("memory llama3.3:70b --hardware rtx-3090 --devices 2", 131_072),  # 39.6 GiB: on both of them
+        ("memory llama3.3:70b --hardware rtx-3090", 32_768),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
         ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
         ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's

@@ -877,7 +877,28 @@ class TestMessagesOverPciExpress:
         assert small == pytest.approx(2 * 1.5 * 1e4 / rate + 6.6e-6 + 6 * 1.0e-6)
         assert large == pytest.approx(1.5 * 1e7 / rate + 8.4e-6 + 6 * 5.7e-6)
 
-    def test_a_server_has_no_kernel_of_its_own_for_them(self) -> None:
+    @pytest.mark.parametrize(
+        ("accelerator", "size", "microseconds"),
+        [
+            ("rtx-pro-6000", 4096, 4.5), ("rtx-pro-6000", 262_144, 11.1), ("rtx-pro-6000", 67_108_864, 1840),
+            ("l40s", 4096, 5.6), ("l40s", 262_144, 18.1), ("l40s", 67_108_864, 3359),
+        ],
+    )  # fmt: skip
+    def test_two_accelerators_reduce_in_one_kernel(self, accelerator: str, size: int, microseconds: float) -> None:
+        """Tables of vLLM's kernel (comm/vllm) and, of the largest size, of NCCL in aiconfigurator, 095f58a5."""
+        device = device_of(find_hardware(accelerator))
+        assert 1e6 * device.message_seconds("all_reduce", 2, size) == pytest.approx(microseconds, rel=0.15)
+        ratio = device.message_seconds("all_reduce", 4, size) / device.message_seconds("all_reduce", 2, size)
+        assert ratio > 2 or size < 1e6  # 1.5 times the bytes, at two thirds of the rate
+
+    def test_two_accelerators_without_kernel_tables_send_as_many_do(self) -> None:
+        """AMD's cards, and GeForce cards without access to each other, keep the share of a ring."""
+        for name in ("radeon-ai-pro-r9700", "rtx-4090"):
+            device = device_of(find_hardware(name))
+            ring_seconds = 1e9 / (device.link_bandwidth * device.link_share)
+            assert device.message_seconds("all_reduce", 2, 1e9) == pytest.approx(ring_seconds, rel=0.01)
+
+    def test_a_server_has_no_kernel_of_its_own_for_more_than_two(self) -> None:
         """Only over NVLink do the kernels that reduce in one step shorten a message's latency."""
         for name, is_shorter in (("l40s", False), ("h100-sxm", True)):
             device = device_of(find_hardware(name))

@@ -36,7 +36,10 @@ from ...units import DTYPE_BITS
 from ..engines.rank import INDEXER, architectures
 
 MXFP4 = "mxfp4-moe"
-"""The scheme of models that are published in MXFP4."""
+"""The scheme of models that are published in MXFP4, in llama.cpp's files: the rest in Q8_0."""
+
+MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
+"""The name of the format of such a model whose other weights stay as they are published."""
 
 CLASSES_WITHOUT_WINDOWS = {
     "CwmForCausalLM",
@@ -211,24 +214,32 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the format of the file or checkpoint."""
+    """A model as llama.cpp loads it.
+
+    quantize: llmcalc's scheme; None for the format of the file or checkpoint.
+    has_rest_in_16_bits: whether a model with experts published in MXFP4 has its other matrices in 16 bits, as
+      they are published, not in Q8_0 as in llama.cpp's own files.
+    """
 
     preset: Preset
     quantize: str | None = None
+    has_rest_in_16_bits: bool = False
 
     @classmethod
-    def from_quantize_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
+    def from_quantize_flag(
+        cls, preset: Preset, quantize: str | None, *, has_rest_in_16_bits: bool = False
+    ) -> GgufModel:
         """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's.
 
         Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
         that no other preset gets its id.
         """
         scheme = None if quantize is not None and quantize.strip().lower() == "none" else quantize
-        model_key = id(preset), scheme
+        model_key = id(preset), scheme, has_rest_in_16_bits
         if model_key not in _shared_models:
             if len(_shared_models) >= MAX_SHARED_MODELS:
                 _shared_models.clear()
-            _shared_models[model_key] = cls(preset, scheme)
+            _shared_models[model_key] = cls(preset, scheme, has_rest_in_16_bits)
         return _shared_models[model_key]
 
     def __post_init__(self) -> None:
@@ -276,7 +287,9 @@ class GgufModel:
             return self.quantize
         if self.gguf_file is not None:
             return "as in the file"
-        return MXFP4 if DTYPE_BITS[self.preset.dtype] == 4 else "bf16"
+        if DTYPE_BITS[self.preset.dtype] != 4:
+            return "bf16"
+        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -364,20 +377,29 @@ class GgufModel:
     def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
-        scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
+        is_published_mxfp4 = self.scheme in (MXFP4, MXFP4_AS_PUBLISHED)
+        scheme = self._gguf_mix or (scheme_named(MXFP4) if is_published_mxfp4 else None)
         element_bits = 32 if self.preset.dtype == "float32" else 16
-        if scheme is not None:
-            return [
-                (quantized_weight, int(stored_bytes.total))
-                for quantized_weight, stored_bytes in scheme.bytes_by_tensor(model, weight_tensors, "float32")
-            ]
+
+        def unquantized_bytes(weight: WeightTensor) -> int:
+            is_matrix = weight.tensor.role in ("matrix", "table")
+            return int(weight.tensor.size) * (element_bits if is_matrix else 32) // 8
+
+        if scheme is None:
+            return [(weight, unquantized_bytes(weight)) for weight in weight_tensors]
+        has_rest_in_16_bits = self.scheme == MXFP4_AS_PUBLISHED
         return [
-            (weight, int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8)
-            for weight in weight_tensors
+            (
+                weight,
+                unquantized_bytes(weight)
+                if has_rest_in_16_bits and weight.kind != "experts"
+                else int(stored_bytes.total),
+            )
+            for weight, stored_bytes in scheme.bytes_by_tensor(model, weight_tensors, "float32")
         ]
 
 
-_shared_models: dict[tuple[int, str | None], GgufModel] = {}
+_shared_models: dict[tuple[int, str | None, bool], GgufModel] = {}
 """Preset's id and scheme → the model."""
 
 MAX_SHARED_MODELS = 16

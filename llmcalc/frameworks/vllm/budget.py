@@ -42,9 +42,11 @@ from .encoder_run import (
     patch_of_long_videos,
 )
 from .expert_exchange import (
+    BACKEND_FIELDS,
     BACKEND_WITHOUT_GRAPHS,
     CHUNK_VARIABLE,
     SENDS_WHOLE_STEPS_FROM,
+    WITHOUT_BACKEND_VARIABLE_FROM,
     balancing_bytes,
     exchange_buffer_bytes,
 )
@@ -508,6 +510,8 @@ def _server_notes(server: VLLMServer) -> list[str]:
             f"{CHUNK_VARIABLE}: vLLM ignores it from 0.20 on, where all tokens of a step (--max-num-batched-tokens) "
             "are sent at once"
         )
+    if BACKEND_FIELDS[1] in server.flags and server.version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM:
+        server_notes.append(f"{BACKEND_FIELDS[1]}: vLLM ignores it from 0.16 on, where --all2all-backend is the flag")
     if server.backend_disables_graphs:
         server_notes.append(
             f"with --all2all-backend {BACKEND_WITHOUT_GRAPHS} and several data-parallel ranks vLLM turns CUDA graphs "

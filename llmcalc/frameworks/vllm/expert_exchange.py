@@ -21,11 +21,11 @@ from ..engines.redundant_experts import redundant_expert_bytes
 BACKENDS_WITHOUT_BUFFERS = ("naive", "allgather_reducescatter", "pplx")
 """Backends that run NCCL's collectives. pplx was removed, and vLLM takes allgather_reducescatter in its place."""
 
-DEEPEP_BACKENDS = ("deepep_high_throughput", "deepep_low_latency")
-"""Backends of DeepEP, whose buffers are counted."""
-
 BACKEND_WITHOUT_GRAPHS = "deepep_high_throughput"
 """Backend with which vLLM turns CUDA graphs off where attention has several data-parallel ranks."""
+
+DEEPEP_BACKENDS = (BACKEND_WITHOUT_GRAPHS, "deepep_low_latency")
+"""Backends of DeepEP, whose buffers are counted."""
 
 OTHER_BACKENDS = (
     "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori",
@@ -44,6 +44,9 @@ BACKEND_FIELDS = ("all2all_backend", "VLLM_ALL2ALL_BACKEND")
 
 BACKEND_FLAG_FROM = (0, 11, 1)
 """First version with the flag `--all2all-backend` (vLLM pull request 26732)."""
+
+WITHOUT_BACKEND_VARIABLE_FROM = (0, 16)
+"""First version that does not read the variable (vLLM pull request 33535)."""
 
 RANKS_OF_NODE = 8
 """Ranks of a node; beyond it the high-throughput kernels have a second buffer (`internode`)."""
@@ -71,9 +74,10 @@ BLOCK = 128
 """Elements of a row with a scale of their own."""
 
 
-def all2all_backend(flags: Mapping[str, Any]) -> tuple[str, str]:
+def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
     """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
-    field_name = next((backend_field for backend_field in BACKEND_FIELDS if backend_field in flags), BACKEND_FIELDS[0])
+    read_fields = BACKEND_FIELDS[:1] if version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM else BACKEND_FIELDS
+    field_name = next((field for field in read_fields if field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name
@@ -110,7 +114,7 @@ def exchange_buffer_bytes(
     dp: data-parallel ranks of attention. rank_count: ranks that divide the experts. step_tokens: most tokens of a step.
     Raises `InputError` for a library whose buffers are not counted, and for more tokens than DeepEP's can have.
     """
-    backend, backend_flag = all2all_backend(flags)
+    backend, backend_flag = all2all_backend(flags, version_numbers)
     if backend in BACKENDS_WITHOUT_BUFFERS or dp == 1 or not flags.get("enable_expert_parallel"):
         return 0
     expert_count = routed_experts(spec)
@@ -122,7 +126,7 @@ def exchange_buffer_bytes(
             f"{backend_flag} {backend}: its buffers are not modelled; expected one of {', '.join(COUNTED_BACKENDS)}"
         )
     buffer_bytes = int(flags.get("VLLM_DEEPEP_BUFFER_SIZE_MB", DEFAULT_BUFFER_MIB)) * MIB
-    if backend == "deepep_high_throughput":
+    if backend == BACKEND_WITHOUT_GRAPHS:
         return buffer_bytes * (2 if rank_count > RANKS_OF_NODE else 1)
     hidden_size, dispatched_tokens, flag_name = int(spec.hidden_size), step_tokens, "--max-num-batched-tokens"
     if version_numbers < SENDS_WHOLE_STEPS_FROM:

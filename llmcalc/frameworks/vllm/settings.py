@@ -236,7 +236,7 @@ class VLLMSettings(EngineServer):
         vllm/config/compilation.py, "Disabling CUDA Graphs since DeepEP high-throughput kernels are optimized for
         prefill"; in earlier versions vllm/platforms/cuda.py.
         """
-        return self.dp > 1 and all2all_backend(self.flags)[0] == BACKEND_WITHOUT_GRAPHS
+        return self.dp > 1 and all2all_backend(self.flags, self.version_numbers)[0] == BACKEND_WITHOUT_GRAPHS
 
     @cached_property
     def has_embedding_output(self) -> bool:

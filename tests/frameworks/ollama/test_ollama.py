@@ -71,6 +71,12 @@ def test_flash_attention_by_default_goes_by_version_and_class() -> None:
     assert scores.bytes_of("compute_buffer") > 4 * flash.bytes_of("compute_buffer")
 
 
+def test_files_of_gpt_oss_have_all_but_the_experts_in_16_bits() -> None:
+    """Ollama 0.30 printed 61,223 MiB and 1,104 MiB of the host (ollama issue 16416); llama.cpp's files have Q8_0."""
+    memory = llmcalc.memory("gpt-oss-120b", hardware="h100", engine="ollama==0.30.0").result
+    assert memory.bytes_of("model_buffer") / 2**20 == pytest.approx(61223 + 1104, rel=0.001)
+
+
 def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
     result = answer("qwen3-14b", num_ctx=32768)
     memory = result.result

@@ -441,7 +441,7 @@ def test_a_model_that_cannot_be_read_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_unknown_flags_may_be_allowed() -> None:
-    (server,) = read("vllm serve qwen3-8b --new-flag a b --max-num-seqs 4", allow_unknown=True)
+    (server,) = read("vllm serve qwen3-8b --new-flag a b --max-num-seqs 4", allows_unknown_flags=True)
     assert server.unknown_flags == {"--new-flag": "vLLM has no such flag"}
     assert server.flag_values == {"max_num_seqs": "4"}
 

@@ -1123,6 +1123,15 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     ignored = {"all2all_backend": "deepep_low_latency", "VLLM_MOE_DP_CHUNK_SIZE": 64}
     notes = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **ignored).result.notes
     assert any(note.startswith("VLLM_MOE_DP_CHUNK_SIZE: vLLM ignores it from 0.20 on") for note in notes)
+    # vLLM pull request 33535 removed the variable after 0.15
+    variable = {"VLLM_ALL2ALL_BACKEND": "deepep_low_latency"}
+    newer, older_version = (
+        llmcalc.memory("deepseek-v3", hardware="h200", engine=f"vllm=={version}", **flags, **variable).result
+        for version in ("0.33.0", "0.15.0")
+    )
+    assert newer.bytes_of("non_torch") == plain.bytes_of("non_torch")
+    assert any(note.startswith("VLLM_ALL2ALL_BACKEND: vLLM ignores it from 0.16 on") for note in newer.notes)
+    assert older_version.bytes_of("non_torch") > newer.bytes_of("non_torch") + 2**30
     # one rank of attention exchanges no tokens, whatever the backend (`use_all2all_kernels`)
     whole = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True).result
     same = llmcalc.memory(
