@@ -256,7 +256,7 @@ def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunC
     if op is None:
         return None
     if node.forms and run_config is not None:
-        op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
+        op = node.forms.get(run_config.execution.choose_form(("", *node.forms), run_config.workload), op)
     return CountedOp(op, node_roles, run_config)
 
 

@@ -27,7 +27,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     run_question.require_one_accelerator()
     layout, hardware = run_question.layout, run_question.hardware
     is_training = run_question.settings.phase == "training"
-    run_question = replace(run_question, is_tried=True).with_defaults_of_tag()
+    run_question = replace(run_question, is_trial=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -124,7 +124,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         partial(gguf_option, preset, run_memory),
     )
     if fit_answer.fit.verdict == "no":
-        sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+        sufficient_changes = [change for change in fit_answer.changes if change.changed_fit.verdict != "no"]
         device_changes = fitting_changes_on_several_devices(
             run_memory,
             device_options,

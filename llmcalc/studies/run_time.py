@@ -226,7 +226,7 @@ class TrainingTimes:
     @property
     def _stops_early(self) -> bool:
         """Whether the recomputation of a layer stops at the last tensor that the backward pass needs."""
-        return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
+        return self.stack.stops_early and not self.recompute.is_reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
@@ -238,8 +238,8 @@ class TrainingTimes:
             int(workload.seq),
             dtype=self.dtype,
             recomputed_share=recomputed_share(self.recompute),
-            recomputes_attention=self.recompute.core,
-            recomputed_nodes=self.recompute.nodes,
+            recomputes_attention=self.recompute.recomputes_attention_core,
+            recomputed_nodes=self.recompute.node_names,
             stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,
@@ -444,7 +444,7 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     )
     return Adapters(
         run_adapters.rank,
-        run_adapters.targets,
+        run_adapters.target_names,
         float(bits_per_element),
         base_inputs_are_fp32=is_in_4_bits and model_memory.states.dtype == "float32",
         quantized_experts=is_in_4_bits and run_adapters.quantized_experts,

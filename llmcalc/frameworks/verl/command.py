@@ -92,7 +92,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             model_id = model_name(overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
-            return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
+            return reader.create_launch("fsdp2", run_of_sft(reader, config), target=model_id)
         model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
         reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = _uses_megatron(reader, config, command_line.words)
@@ -103,7 +103,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
         rollout = read_rollout(reader, config, parallel_run, uses_megatron)
         reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
-        return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+        return reader.create_launch(
+            "megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout
+        )
 
 
 def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) -> bool:
@@ -271,7 +273,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         "master_weights": "fp32" if weight_format in FP32 else "none",
     }
     if "lora_rank" in settings and weight_format in FP32:
-        reader.frozen = FP32_SHARDS
+        reader.frozen_model = FP32_SHARDS
         reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count
