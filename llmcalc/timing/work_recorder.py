@@ -575,7 +575,7 @@ class WorkRecorder(PlacementTracker):
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
             is_frozen=self.rank_pass.adapters is not None,
-            experts=rank_share(experts, ep),
+            expert_count=rank_share(experts, ep),
             selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(row_count * ep, top_k),
         )

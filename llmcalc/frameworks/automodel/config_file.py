@@ -241,7 +241,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             settings,
             _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
-        return reader.create_launch("fsdp2" if is_sharded else "torch", launch_settings, target=model_name, stack=STACK)
+        return reader.create_launch(
+            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=STACK
+        )
 
 
 def _recipe_name(config: Table) -> str:

@@ -54,7 +54,8 @@ class Flag(NamedTuple):
 
     names: its spellings, the usual one first.
     value_kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no
-        value), word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
+        value), word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the
+        flag: `--flag.key 1`).
     choices: the values that are modelled, for a word; words that may stand for a number.
     value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     is_repeatable: whether it may be written several times, with the values joined by commas.

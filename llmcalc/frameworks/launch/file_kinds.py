@@ -99,7 +99,7 @@ PROGRAMS = dict(
             "a recipe of NeMo-Automodel",
             launcher="automodel",  # torchrun
             matches_tables="config_file:is_automodel",
-            read="config_file:read_automodel",
+            read_tables="config_file:read_automodel",
             with_launcher="config_file:with_launcher",
         ),
         _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
@@ -119,7 +119,7 @@ PROGRAMS = dict(
             "2026",
             "model defaults of Unsloth, or Python that trains with it",
             matches_tables="config_file:is_unsloth",
-            read="config_file:read_unsloth",
+            read_tables="config_file:read_unsloth",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
@@ -142,7 +142,7 @@ PROGRAMS = dict(
             launcher="trl",
             with_launcher="commands:with_launcher",
             matches_tables="config_file:is_trl",
-            read="config_file:read_trl",
+            read_tables="config_file:read_trl",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
@@ -183,7 +183,7 @@ PROGRAMS = dict(
             starts_program="command:starts_program",
             read_command="config_file:read_command",
             matches_tables="config_file:is_ms_swift",
-            read="config_file:read_ms_swift",
+            read_tables="config_file:read_ms_swift",
         ),
         _program_file(
             "nanogpt",

@@ -254,8 +254,8 @@ def trainer_launch(
     return reader.create_launch(
         framework_name,
         launch_settings,
-        target="" if model_name is None else str(model_name)[:200],
-        keeps_checkpoint_format=has_published_weights and framework_name == WITHOUT_A_NAME,
+        model_name="" if model_name is None else str(model_name)[:200],
+        keeps_checkpoint_dtype=has_published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 

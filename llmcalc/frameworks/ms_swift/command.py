@@ -211,7 +211,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
     model_id = model_name(arguments.get("--model"))
     if config.get("task_type") == "generative_reranker":
         reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
-    launched_run = reader.create_launch("megatron", parallel_run, target=model_id)
+    launched_run = reader.create_launch("megatron", parallel_run, model_name=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run

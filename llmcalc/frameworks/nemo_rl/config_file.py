@@ -166,7 +166,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         framework_name = (
             "megatron" if is_megatron else "torch" if launch_settings.framework_settings is None else "fsdp2"
         )
-        return reader.create_launch(framework_name, launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch(framework_name, launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:

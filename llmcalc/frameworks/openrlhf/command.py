@@ -126,7 +126,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         reader.ignored_arguments += [
             argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS
         ]
-        return reader.create_launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")

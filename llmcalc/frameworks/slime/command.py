@@ -107,7 +107,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             reader.notes.append(SFT_NOTE)
         rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
         model_id = model_name(arguments.get("--hf-checkpoint"))
-        return reader.create_launch("megatron", launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _is_ignored_argument(argument_name: str) -> bool:

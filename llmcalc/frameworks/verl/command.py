@@ -92,7 +92,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             model_id = model_name(overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
-            return reader.create_launch("fsdp2", run_of_sft(reader, config), target=model_id)
+            return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
         model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
         reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = _uses_megatron(reader, config, command_line.words)
@@ -104,7 +104,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         rollout = read_rollout(reader, config, parallel_run, uses_megatron)
         reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
         return reader.create_launch(
-            "megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout
+            "megatron" if uses_megatron else "fsdp2", parallel_run, model_name=model_id, rollout=rollout
         )
 
 
