@@ -72,7 +72,7 @@ def _program_file(
     """
     reader_functions = reader_functions or {
         "matches_tables": f"config_file:is_{folder_name}",
-        "read": f"config_file:read_{folder_name}",
+        "read_tables": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     lazy_functions: dict[str, Any] = {

@@ -235,7 +235,7 @@ def _shared_engine_settings(
         "flags": flags,
         "sleeps_while_idle": is_standby,
         "shares_weights": True,
-        "shares_by_capacity": STANDBY_SHARES if is_standby else (),
+        "memory_fractions_by_capacity": STANDBY_SHARES if is_standby else (),
     }
 
 
