@@ -257,14 +257,14 @@ class ParamGroup:
         self,
         communication_state: CommunicationState,
         group_name: str,
-        reshards: bool,
+        reshards_after_forward: bool,
         fsdp_sharding: FsdpSharding | None = None,
     ) -> None:
         self.communication_state: CommunicationState = communication_state
         self.sharding: FsdpSharding = fsdp_sharding or communication_state.sharding
         self.prefetches_previous: bool = True
         self.name: str = group_name
-        self.reshards_after_forward: bool = reshards
+        self.reshards_after_forward: bool = reshards_after_forward
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()
         self.backward_prefetch: Sequence[ParamGroup] = ()
