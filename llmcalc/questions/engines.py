@@ -393,7 +393,7 @@ def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
 
     users: those of each data-parallel rank, which has a cache of its own.
     """
-    return flag_change._replace(can_start=flag_change.can_start and flag_change.max_concurrency >= users)
+    return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
 
 
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:

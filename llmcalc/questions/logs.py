@@ -297,7 +297,7 @@ def _engine_memory_of_log(
         engine_memory.settings,
     )
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
-    return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.can_start), "")
+    return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
 NO_ROOM = "computed, nothing is left for the cache: the log does not show all of the layout and of the flags"

@@ -387,13 +387,13 @@ def _changes_table(engine_use: EngineUse) -> Table:
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.can_start else "What would make it start"
     omits_equal_rows = engine_memory.can_start and not engine_memory.host  # of a cache that fills what is left
-    has_starting_change = any(flag_change.can_start for flag_change in engine_use.flag_changes)
+    has_starting_change = any(flag_change.starts for flag_change in engine_use.flag_changes)
     table_rows = [
         row(
             _change_text(engine_use, flag_change),
             flag_change.kv_tokens,
             engine_memory.max_users(flag_change.max_concurrency),
-            "ok" if flag_change.can_start else "no",
+            "ok" if flag_change.starts else "no",
         )
         for flag_change in engine_use.flag_changes
         if (not omits_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)

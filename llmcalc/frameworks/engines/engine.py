@@ -64,7 +64,7 @@ class FlagChange(NamedTuple):
     flag: str
     kv_tokens: int
     max_concurrency: float
-    can_start: bool
+    starts: bool
     devices: int = 1
 
 
@@ -376,12 +376,12 @@ class Engine:
                 )
             )
             tried_flags.append({**flags, **changed_values})
-        if not any(flag_change.can_start for flag_change in flag_changes):
+        if not any(flag_change.starts for flag_change in flag_changes):
             for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
                 flag_changes[change_number] = self._with_shorter_requests(
                     preset, hardware, engine_version, changed_flags, flag_change
                 )
-        if not any(flag_change.can_start for flag_change in flag_changes) and not self.shows_alternatives:
+        if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
             for layout_flags, engine_memory in self.layouts(
                 self.server(preset, hardware, engine_version, flags), MOST_DEVICES
             ):

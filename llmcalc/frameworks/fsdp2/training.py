@@ -149,7 +149,7 @@ def torchtitan_training(
         )
     if has_eager_loss:
         training_config = replace(
-            training_config, kernel_choices=replace(training_config.kernel_choices, compiles_loss=False)
+            training_config, kernel_choices=replace(training_config.kernel_choices, compiled_loss=False)
         )
     has_head_group = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
