@@ -24,13 +24,13 @@ ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net
 class ModelFilter:
     """The filter for models; a field with None filters nothing.
 
-    model_kind: one of `KINDS`.
+    kind: one of `KINDS`.
     attention: one of the names that `attention_kinds` returns.
     moe: whether the model is a mixture of experts.
     min_params, max_params: smallest and largest number of total parameters.
     """
 
-    model_kind: str | None = None
+    kind: str | None = None
     attention: str | None = None
     moe: bool | None = None
     min_params: int | None = None
@@ -38,10 +38,10 @@ class ModelFilter:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
-        if self.model_kind is not None and self.model_kind not in KINDS:
+        if self.kind is not None and self.kind not in KINDS:
             raise InputError(
-                f"--kind: '{self.model_kind}' is not known; expected one of {', '.join(KINDS)}."
-                f"{suggest(self.model_kind, list(KINDS))}"
+                f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
+                f"{suggest(self.kind, list(KINDS))}"
             )
         if self.attention is not None:
             _check_attention_name(self.attention)
@@ -51,7 +51,7 @@ class ModelFilter:
     def accepts(self, spec: ModelSpec, parameters: int) -> bool:
         """Whether the filter accepts a model with this number of parameters."""
         return (
-            self.model_kind in (None, spec.kind)
+            self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
             and self.moe in (None, spec.has_experts)
             and (self.min_params is None or parameters >= self.min_params)
