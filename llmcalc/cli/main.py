@@ -130,7 +130,7 @@ class LazyGroup(TyperGroup):
 def build_command(parent_package: str, command_name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
-    parent_package: as `LazyGroup.within`.
+    parent_package: as `LazyGroup.parent_command`.
     """
     module = import_module(f"{parent_package}.{module_name(command_name)}", __package__)
     if hasattr(module, "COMMANDS"):
@@ -145,7 +145,7 @@ def build_command(parent_package: str, command_name: str) -> Any:
 
 def _command_group(group_name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
-    group_class = type("Inner", (LazyGroup,), {"within": f".{group_name}", "names": module.COMMANDS})
+    group_class = type("Inner", (LazyGroup,), {"parent_command": f".{group_name}", "command_names": module.COMMANDS})
     command_group = typer.Typer(
         name=group_name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )

@@ -37,19 +37,19 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
     recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE:
         return flops_sum
-    if recompute.alternating_operations:
+    if recompute.alternate:
         raise InputError(
             "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"
         )
-    if recompute.node_names:
+    if recompute.nodes:
         check_node_names(
-            recompute.node_names,
+            recompute.nodes,
             (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
         )
     for layer, _ in _layers_and_steps(spec, run_config):
-        if recompute.recomputes_attention_core:
+        if recompute.core:
             flops_sum += layer.cost_in_model(_attention_flops, included_parts)
-        elif recompute.recomputes_layers:
+        elif recompute.layers:
             flops_of_op = _convolution_flops if recompute.saved_operations else CountedOp.forward_flops
             flops_sum += times(
                 layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_layer_count(layer, recompute)
@@ -58,7 +58,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
             flops_sum += sum(
                 node_position.cost_in_model(CountedOp.forward_flops, included_parts)
                 for module_path, node_position in _modules_below(layer)
-                if module_path in recompute.node_names
+                if module_path in recompute.nodes
             )
     return flops_sum
 
@@ -77,12 +77,12 @@ def skipped_by_early_stop(
     if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
         return flops_sum
     for layer, module_scope in _layers_and_steps(spec, run_config):
-        if recompute.recomputes_attention_core:
+        if recompute.core:
             flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
-        elif recompute.recomputes_layers:
+        elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_layer_count(layer, recompute))
         else:
-            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.node_names}
+            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
                 (position, modules[path]) for path, position in _modules_below(layer) if path in modules
             ]
@@ -118,7 +118,7 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
 
 def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number:
     """Returns the number of recomputed layers of a kind."""
-    if recompute.layer_interval == 1:
+    if recompute.every == 1:
         return layer.copies
     layer_indices = range(layer.copies) if layer.node.indices is None else layer.node.indices
     return sum(recompute.includes_layer(i) for i in layer_indices)

@@ -183,7 +183,7 @@ class Memory:
     def _layer_period(self) -> int:
         """Returns the number of layers after which the pattern of executed layers repeats."""
         trains_all_layers = self.states.first_trained_layer is None
-        return self.settings.recompute_choice().layer_interval if trains_all_layers else self.training().layer_period
+        return self.settings.recompute_choice().every if trains_all_layers else self.training().layer_period
 
     @property
     def _has_encoder_run(self) -> bool:
@@ -254,7 +254,7 @@ class Memory:
                     for pass_config in pass_configs
                 ],
                 cuda_runtime,
-                self.settings.recompute_choice().layer_interval,
+                self.settings.recompute_choice().every,
             )
 
         if not isinstance(self.spec, RankModel):

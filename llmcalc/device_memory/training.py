@@ -98,7 +98,7 @@ class TrainingConfig:
     @property
     def layer_period(self) -> int:
         """The number of layers after which the run's pattern of layers repeats; with frozen layers it never repeats."""
-        return self.recompute.layer_interval if self.first_trained_layer is None else MOST_LAYERS
+        return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
     def step_optimizer(self, autograd_graph: AutogradGraph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""

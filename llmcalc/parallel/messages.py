@@ -133,11 +133,9 @@ def rank_messages(
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_changes(seq=workload.seq // layout.cp, phase="training"))
-    is_reentrant = gradients.always_reentrant and recompute.recomputes_layers
-    recompute_rule = replace(recompute, is_reentrant=True) if is_reentrant else recompute
-    stage_chunks = list(
-        _chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.layer_interval > 1)
-    )
+    is_reentrant = gradients.always_reentrant and recompute.layers
+    recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
+    stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
     pass_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:

@@ -190,14 +190,14 @@ class PlacementTracker:
         """
         recompute = self.recompute
         forward_messages = [message for message in self.messages[first_message_index:] if not message.is_backward]
-        if not forward_messages or recompute == NONE or recompute.recomputes_attention_core:
+        if not forward_messages or recompute == NONE or recompute.core:
             return
-        if recompute.saved_operations or recompute.node_names:
+        if recompute.saved_operations or recompute.nodes:
             raise InputError(
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        end_message_index = len(self.messages) if recompute.is_reentrant else self.last_saved
+        end_message_index = len(self.messages) if recompute.reentrant else self.last_saved
         layer_indices, layer_repeats = layer.node_fields["indices"], layer.node_fields["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message_index:end_message_index]:
@@ -358,7 +358,7 @@ class PlacementTracker:
                 self._add_message(
                     "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * pair_count
                 )
-        if self.recompute.recomputes_attention_core and self.has_gradient:
+        if self.recompute.core and self.has_gradient:
             self.messages += [
                 message._replace(is_backward=True)
                 for message in self.messages[first_message_index:]

@@ -58,7 +58,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
             "every rule with a logits term counts logits at every position; this prefill computes them at the last "
             "one only"
         )
-    if flop_count.run_config.execution.recompute.recomputes_layers:
+    if flop_count.run_config.execution.recompute.layers:
         notes.append(
             "the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does"
         )

@@ -328,17 +328,17 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 def _recompute_note(recompute: Recompute) -> str:
     """Writes the names of the modules that are recomputed in the backward pass."""
-    if recompute.recomputes_attention_core:
+    if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
-    if recompute.node_names:
-        return f"recomputation: {', '.join(sorted(recompute.node_names))} of every layer once more"
+    if recompute.nodes:
+        return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
     if recompute.saved_operations:
         return "recomputation: convolutions once more; matrix products and attention are kept"
     recomputed_text = (
         "every layer's forward"
-        if recompute.layer_interval == 1
-        else f"the forward of {'all layers but ' * recompute.spares}layers 0, {recompute.layer_interval}, "
-        f"{2 * recompute.layer_interval}, …"
+        if recompute.every == 1
+        else f"the forward of {'all layers but ' * recompute.spares}layers 0, {recompute.every}, "
+        f"{2 * recompute.every}, …"
     )
     return f"recomputation: {recomputed_text} once more, as torch's reentrant checkpointing runs it"
 

@@ -72,9 +72,9 @@ class Lowering(ProgramLowering):
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
-        if self.recompute.node_names:
+        if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
-        if not self.recompute.recomputes_layers:
+        if not self.recompute.layers:
             return
         self.carries_tensors: bool = any(
             operation.verb == "carry" and len(operation.input_values) > 1
@@ -95,7 +95,7 @@ class Lowering(ProgramLowering):
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
-        if self.recompute.recomputes_layers or any(
+        if self.recompute.layers or any(
             id(module_call.scope) in self.recomputed_modules for module_call in self.frames
         ):
             raise self.unsupported(
@@ -106,9 +106,9 @@ class Lowering(ProgramLowering):
     def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
         modules = [module for scope in root_scope.scopes() if is_stack_layer(scope) for module in modules_below(scope)]
-        check_node_names(self.recompute.node_names, (module_path for module_path, _ in modules))
+        check_node_names(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
-            if module_path in self.recompute.node_names:
+            if module_path in self.recompute.nodes:
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
     def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
@@ -240,7 +240,7 @@ class Lowering(ProgramLowering):
 
     def run_checkpointed(self, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
-        if self.recompute.is_reentrant:
+        if self.recompute.reentrant:
             return reentrant(self.graph, run_region, input_tensors)
         recompute, is_compiled = self.recompute, self.choices.compiled
         return checkpoint(
@@ -248,7 +248,7 @@ class Lowering(ProgramLowering):
             run_region,
             input_tensors,
             kept_operations=recompute.saved_operations,
-            alternate_operations=recompute.alternating_operations,
+            alternate_operations=recompute.alternate,
             compiled=is_compiled,
         )
 
@@ -268,7 +268,7 @@ class Lowering(ProgramLowering):
         """
         module_scope, recompute = module_call.scope, self.recompute
         layer_index, first_trained_layer = module_call.layer_index, self.first_trained_layer
-        if layer_index is not None and first_trained_layer is not None and recompute.recomputes_layers:
+        if layer_index is not None and first_trained_layer is not None and recompute.layers:
             if layer_index < first_trained_layer:
                 return super().run_layer(module_call, x)
             x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)

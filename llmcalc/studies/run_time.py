@@ -226,7 +226,7 @@ class TrainingTimes:
     @property
     def _stops_early(self) -> bool:
         """Whether the recomputation of a layer stops at the last tensor that the backward pass needs."""
-        return self.stack.stops_early and not self.recompute.is_reentrant and not self.recompute.saved_operations
+        return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
@@ -238,8 +238,8 @@ class TrainingTimes:
             int(workload.seq),
             dtype=self.dtype,
             recomputed_share=recomputed_share(self.recompute),
-            recomputes_attention=self.recompute.recomputes_attention_core,
-            recomputed_nodes=self.recompute.node_names,
+            recomputes_attention=self.recompute.core,
+            recomputed_nodes=self.recompute.nodes,
             stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,

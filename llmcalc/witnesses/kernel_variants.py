@@ -49,7 +49,7 @@ def use_kernels(
         first_row = -(kernel_choices.logits_to_keep + 1)
         logits_linear(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
-    if adapters is not None and recompute.recomputes_layers:
+    if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
             lambda *hook_arguments: hook_arguments[-1].requires_grad_(True)
         )
@@ -623,22 +623,22 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
 
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     """Adds activation checkpoints to modules, so that the backward pass recomputes them."""
-    run_checkpointed = partial(checkpoint, use_reentrant=recompute.is_reentrant, preserve_rng_state=False)
+    run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
             run_checkpointed,
-            context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternating_operations),
+            context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate),
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for module_name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = module_name.rpartition(".")
         module_path = _path_in_layer(module_name)
         is_layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        recomputes_core = recompute.recomputes_attention_core and is_attention_core(module_name)
+        recomputes_core = recompute.core and is_attention_core(module_name)
         is_recomputed = is_layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif is_recomputed or recomputes_core or module_path in recompute.node_names:
+        elif is_recomputed or recomputes_core or module_path in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 

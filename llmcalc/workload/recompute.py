@@ -23,48 +23,45 @@ attention as one kernel. Everything else in a layer runs again.
 class Recompute:
     """The parts of the forward pass that the backward pass recomputes instead of storing.
 
-    recomputes_layers: whether whole layers do.
-    layer_interval: of the layers, every how many-th does, beginning with the first; 1 by default.
+    layers: whether whole layers do.
+    every: of the layers, every how many-th does, beginning with the first; 1 by default.
     spares: whether every how many-th layer does not, and all others do; false by default.
-    recomputes_attention_core: whether the attention scores do, by themselves.
-    is_reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
+    core: whether the attention scores do, by themselves.
+    reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
     saved_operations: operations in a layer whose results are saved, none by default.
-    alternating_operations: of these, those of which a layer saves every other result, beginning with the first; none by
-        default.
-    node_names: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself;
-        none by default.
+    alternate: of these, those of which a layer saves every other result, beginning with the first; none by default.
+    nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
+        by default.
     """
 
-    recomputes_layers: bool = False
-    layer_interval: int = 1
-    recomputes_attention_core: bool = False
-    is_reentrant: bool = False
+    layers: bool = False
+    every: int = 1
+    core: bool = False
+    reentrant: bool = False
     saved_operations: frozenset[str] = frozenset()
-    alternating_operations: frozenset[str] = frozenset()
-    node_names: frozenset[str] = frozenset()
+    alternate: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
     spares: bool = False
 
     def includes_layer(self, layer_index: int) -> bool:
         """Whether the whole layer with an index runs again."""
-        return self.recomputes_layers and (layer_index % self.layer_interval == 0) is not self.spares
+        return self.layers and (layer_index % self.every == 0) is not self.spares
 
     @property
     def share_of_layers(self) -> float:
         """The share of the layers that run again as a whole."""
-        return (
-            (1 - 1 / self.layer_interval if self.spares else 1 / self.layer_interval) if self.recomputes_layers else 0.0
-        )
+        return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 
 NONE = Recompute()
 
 MODES = {
     "none": NONE,
-    "full": Recompute(recomputes_layers=True),
-    "full-reentrant": Recompute(recomputes_layers=True, is_reentrant=True),
-    "selective": Recompute(recomputes_attention_core=True),
-    "attention": Recompute(recomputes_attention_core=True),
-    "attention+matmuls": Recompute(recomputes_layers=True, saved_operations=PRODUCTS),
+    "full": Recompute(layers=True),
+    "full-reentrant": Recompute(layers=True, reentrant=True),
+    "selective": Recompute(core=True),
+    "attention": Recompute(core=True),
+    "attention+matmuls": Recompute(layers=True, saved_operations=PRODUCTS),
 }
 """Values of `--recompute` → what they mean.
 
@@ -79,9 +76,9 @@ SELECTIVE = "selective"
 
 OF_TRAINERS = {
     "selective-op": Recompute(
-        recomputes_layers=True,
+        layers=True,
         saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
-        alternating_operations=frozenset({"mm"}),
+        alternate=frozenset({"mm"}),
     )
 }
 """Modes that launch files name → what they mean.
@@ -108,7 +105,7 @@ def recompute_of(option_text: str) -> Recompute:
         and len(interval_text) < 20
         and int(interval_text) > (granularity == "but-every")
     ):
-        return Recompute(recomputes_layers=True, layer_interval=int(interval_text), spares=granularity == "but-every")
+        return Recompute(layers=True, every=int(interval_text), spares=granularity == "but-every")
     if granularity == "nodes" and all(interval_text.split(",")):
         node_names = frozenset(interval_text.split(","))
         for node_path in node_names:
@@ -117,7 +114,7 @@ def recompute_of(option_text: str) -> Recompute:
                 raise InputError(
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
                 )
-        return Recompute(node_names=node_names)
+        return Recompute(nodes=node_names)
     raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED}")
 
 

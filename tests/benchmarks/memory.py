@@ -54,7 +54,7 @@ def main() -> None:
 
 def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
-    stacks = layer_stacks(spec, training.recompute.layer_interval)
+    stacks = layer_stacks(spec, training.recompute.every)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
     unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace_bytes), stacks, list(few))
 

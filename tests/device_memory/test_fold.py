@@ -16,7 +16,7 @@ from tests.device_memory.training_memory import training_memory
 
 WAYS = {
     "plain": TrainingConfig(batch=2, seq=64),
-    "recomputed": TrainingConfig(batch=1, seq=64, recompute=Recompute(recomputes_layers=True)),
+    "recomputed": TrainingConfig(batch=1, seq=64, recompute=Recompute(layers=True)),
     "flash": TrainingConfig(batch=1, seq=64, kernel_choices=KernelChoices("flash", "fused"), optimizer="sgd"),
 }
 

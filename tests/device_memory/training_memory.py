@@ -17,5 +17,5 @@ def training_memory(spec: ModelSpec, training: TrainingConfig, runtime: CudaRunt
         runtime,
         (),
         with_evidence(TENSORS, evidence_of_run(spec, training.kernel_choices, training.optimizer)),
-        training.recompute.layer_interval,
+        training.recompute.every,
     )

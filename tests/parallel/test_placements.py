@@ -149,30 +149,26 @@ def test_layers_that_run_again_send_again_what_torch_does(sequence_parallel: boo
     styles = plan(sequence_parallel, once=True)
     seen = sent_by_torch(LLAMA, styles, again=partial(checkpoint, use_reentrant=reentrant)).seen
     del seen["loss", "all_reduce", BATCH * SEQ * 4]
-    how = Recompute(recomputes_layers=True, is_reentrant=reentrant)
+    how = Recompute(layers=True, reentrant=reentrant)
     assert seen == placed(LLAMA, Layout(tp=TP, sequence_parallel=sequence_parallel), recompute=how)
     kind = "reduce_scatter" if sequence_parallel else "all_reduce"
     assert seen["backward", kind, STREAM] == 2 * LAYERS + 1 + (2 if reentrant else 1) * LAYERS
 
 
 def test_every_second_layer_that_runs_again_sends_again() -> None:
-    once, twice = (
-        placed(LLAMA, Layout(tp=TP), recompute=Recompute(recomputes_layers=True, layer_interval=n)) for n in (1, 2)
-    )
+    once, twice = (placed(LLAMA, Layout(tp=TP), recompute=Recompute(layers=True, every=n)) for n in (1, 2))
     plain = placed(LLAMA, Layout(tp=TP))
     assert (once - plain).total() == 2 * (twice - plain).total() == LAYERS
 
 
 def test_parts_of_layers_that_run_again_are_refused() -> None:
     for how in (
-        Recompute(recomputes_layers=True, saved_operations=PRODUCTS),
-        Recompute(node_names=frozenset({"self_attn"})),
+        Recompute(layers=True, saved_operations=PRODUCTS),
+        Recompute(nodes=frozenset({"self_attn"})),
     ):
         with pytest.raises(InputError, match="expected --recompute none or full"):
             placed(LLAMA, Layout(tp=TP), recompute=how)
-    assert placed(LLAMA, Layout(tp=TP), recompute=Recompute(recomputes_attention_core=True)) == placed(
-        LLAMA, Layout(tp=TP)
-    )
+    assert placed(LLAMA, Layout(tp=TP), recompute=Recompute(core=True)) == placed(LLAMA, Layout(tp=TP))
 
 
 class SentToExperts(nn.Module):
@@ -341,7 +337,7 @@ def test_ranks_of_a_sequence_exchange_keys_and_values(
     layout = Layout(cp=4, cp_comm=how)
     found = per_layer(LLAMA, layout)
     assert found == {(k, "forward"): n for k, n in forward.items()} | {(k, "backward"): n for k, n in backward.items()}
-    repeated = placed(LLAMA, layout, recompute=Recompute(recomputes_attention_core=True)) - placed(LLAMA, layout)
+    repeated = placed(LLAMA, layout, recompute=Recompute(core=True)) - placed(LLAMA, layout)
     assert {(phase, kind) for phase, kind, _ in repeated} == {("backward", kind) for kind in forward}
     assert repeated.total() == LAYERS * sum(forward.values())  # an attention core that runs again exchanges again
     widths = {"p2p": {2 * 24}, "a2a": {24, 48}, "allgather": {4 * 24}}  # 4 key heads of 6; 8 query heads of 6

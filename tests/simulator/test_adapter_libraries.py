@@ -117,7 +117,7 @@ def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
 @pytest.mark.parametrize("number", [0, 2])
 def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str) -> None:
     """transformers' `enable_input_require_grads`, without which a reentrant checkpoint trains nothing."""
-    recompute = MODES.get(mode) or MODES["full"].__class__(recomputes_layers=True, layer_interval=2)
+    recompute = MODES.get(mode) or MODES["full"].__class__(layers=True, every=2)
     how = Adapters(3, ALL, dropout=True)
     held = without_values(spec(number), recompute=recompute, adapters=how)
     assert held == by_torch(spec(number), recompute=recompute, adapters=how)

@@ -51,7 +51,7 @@ CARRIES = "MoE-9"
 @pytest.mark.parametrize("name", MIXTURES)
 def test_layers_of_experts_run_again(name: str) -> None:
     spec = deep(around_a_model(MIXTURES[name]), 3)
-    how = Recompute(recomputes_layers=True)
+    how = Recompute(layers=True)
     assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
 
 
@@ -99,16 +99,16 @@ def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> Non
     choices = KernelChoices("flash")
     held = without_values(spec, recompute=how, choices=choices)
     assert held == by_torch(spec, recompute=how, choices=choices)
-    products = Recompute(recomputes_layers=True, saved_operations=how.saved_operations - {"flash_attention"})
+    products = Recompute(layers=True, saved_operations=how.saved_operations - {"flash_attention"})
     assert without_values(spec, recompute=products, choices=choices).live < held.live
     assert without_values(spec, recompute=products) == without_values(spec, recompute=how)  # eager runs no such kernel
 
 
 def test_an_option_says_what_runs_again() -> None:
     assert recompute_of("none") is NONE
-    assert recompute_of("every:3") == Recompute(recomputes_layers=True, layer_interval=3)
-    assert recompute_of("but-every:3") == Recompute(recomputes_layers=True, layer_interval=3, spares=True)
-    assert recompute_of("nodes:self_attn,mlp") == Recompute(node_names=frozenset({"self_attn", "mlp"}))
+    assert recompute_of("every:3") == Recompute(layers=True, every=3)
+    assert recompute_of("but-every:3") == Recompute(layers=True, every=3, spares=True)
+    assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ PASSES = {
 
 
 def unfolding(spec: ModelSpec, config: TrainingConfig | InferenceConfig) -> RepeatAnalysis:
-    stacks = layer_stacks(spec, config.recompute.layer_interval if isinstance(config, TrainingConfig) else 1)
+    stacks = layer_stacks(spec, config.recompute.every if isinstance(config, TrainingConfig) else 1)
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
     assert grow
     few = {i: stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in grow}

@@ -607,7 +607,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     spec = with_layer_count(family(name), 12)
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
-    stacks = layer_stacks(spec, training.recompute.layer_interval)
+    stacks = layer_stacks(spec, training.recompute.every)
     few = record_fsdp_run(
         spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
     )

@@ -539,7 +539,7 @@ OWN_STEPS = [
 ]
 
 AGAIN = [
-    ModuleCase(f"{name}, recomputed", [{**sizes, "n": 3}], part, make, recompute=Recompute(recomputes_layers=True))
+    ModuleCase(f"{name}, recomputed", [{**sizes, "n": 3}], part, make, recompute=Recompute(layers=True))
     for name, sizes, part, make in (
         ("Mamba", MAMBA[0], mamba, published_mamba),
         ("Mamba-2", MAMBA2[0], mamba2, published_mamba2),

@@ -59,11 +59,11 @@ def held_by_module(case: ModuleCase, sizes: dict[str, int]) -> Held:
     def run() -> torch.Tensor:
         y: torch.Tensor = x
         for layer in layers:
-            y = checkpoint(layer, y, use_reentrant=False) if case.recompute.recomputes_layers else layer(y)
+            y = checkpoint(layer, y, use_reentrant=False) if case.recompute.layers else layer(y)
         return y
 
     held = measured(run, [x, *layers.parameters(), *layers.buffers()])
-    return held._replace(saved=0) if case.recompute.recomputes_layers else held
+    return held._replace(saved=0) if case.recompute.layers else held
 
 
 def records() -> dict[str, Any]:

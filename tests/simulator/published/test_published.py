@@ -91,7 +91,7 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     run.left.clear()
     base = meter.now
     meter.restart()
-    return held(meter, graph, once(), base, counts_saved=not case.recompute.recomputes_layers)
+    return held(meter, graph, once(), base, counts_saved=not case.recompute.layers)
 
 
 @in_one_test

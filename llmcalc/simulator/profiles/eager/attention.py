@@ -242,7 +242,7 @@ class AttentionKernels(Lowering):
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
-        if self.recompute.recomputes_attention_core:
+        if self.recompute.core:
             return self.run_checkpointed(lambda xs: compute_core(*xs), present_tensors)
         return compute_core(*present_tensors)
 

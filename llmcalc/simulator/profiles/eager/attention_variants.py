@@ -189,7 +189,7 @@ class AttentionVariantKernels(AttentionKernels):
 
         It runs as MergedReference.forward and CompressedAttentionReference.forward do.
         """
-        if self.choices.attention != "eager" or self.recompute.recomputes_attention_core:
+        if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"

@@ -104,7 +104,7 @@ class ExpertKernels(Lowering):
 
     def do_carry(self, operation: Step) -> None:
         x, slot_key = self.tensor_of(operation.input_values[0]), (CARRIED, operation.options["slot"])
-        if len(operation.input_values) > 1 and self.recompute.is_reentrant:
+        if len(operation.input_values) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )

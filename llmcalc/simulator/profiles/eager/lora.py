@@ -49,12 +49,7 @@ class LoraKernels(FakeQuantizationKernels):
         """
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
-        if (
-            adapters is not None
-            and adapters.library == "peft"
-            and self.recompute.recomputes_layers
-            and is_read_by_token
-        ):
+        if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
             embedded_rows = self.tensor_of(operation.output_values[0])
             embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
 
