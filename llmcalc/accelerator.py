@@ -273,7 +273,7 @@ class MemoryFit:
     fragmentation: int = 0
 
     @property
-    def capacity(self) -> int:
+    def capacity_bytes(self) -> int:
         """The bytes of the accelerator's memory that a run can use."""
         return self.hardware.capacity_bytes
 
@@ -284,12 +284,12 @@ class MemoryFit:
 
     @property
     def left_bytes(self) -> int:
-        return self.capacity - self.needed_bytes
+        return self.capacity_bytes - self.needed_bytes
 
     @property
-    def share(self) -> float:
+    def used_fraction(self) -> float:
         """The required bytes divided by the capacity, which is above 1 if the run does not fit."""
-        return self.needed_bytes / self.capacity
+        return self.needed_bytes / self.capacity_bytes
 
     @property
     def verdict(self) -> Verdict:

@@ -91,7 +91,9 @@ def params(
     parsed_options = sort_options(options, params, rank=True)
     included_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or included_parts)
+        is_changed = bool(
+            parsed_options.reading_options.get("set") or parsed_options.reading_options.get("head") or included_parts
+        )
         file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
@@ -697,7 +699,7 @@ def compare(
     model_filter = model_filter_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, model_filter, sort)
     compared_models: list[tuple[Any, Any]] = select_presets(model_filter) if all else []
-    if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
+    if not all or parsed_options.reading_options.get("set") or parsed_options.reading_options.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
         compared_models = [(parsed_options.read_model(model), None) for model in chosen_names]
     accelerator = None if hardware is None else find_hardware(validate_text("--hardware", hardware, "h100"))
@@ -728,7 +730,7 @@ def diff(
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, diff)
-    reading_options = parsed_options.reading
+    reading_options = parsed_options.reading_options
     changes = changes_to_compare(
         models,
         parsed_options.read_model,
@@ -831,7 +833,9 @@ def explain_log(
 
         parsed_options = sort_options(options, explain_log)
         engine_options = {"--engine": engine, "--quantize": quantize}
-        run = launched_run(launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading)
+        run = launched_run(
+            launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
+        )
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     sort_options(options, explain_log)
@@ -873,7 +877,7 @@ def verify(
         every_layer,
         memory,
         distributed,
-        LayoutRequest(**checked_values(declarations_of(LayoutRequest), parsed_options.layout)),
+        LayoutRequest(**checked_values(declarations_of(LayoutRequest), parsed_options.layout_options)),
         optional_length("--num-microbatches", num_microbatches),
     )
     verify_question.check_targets(bool(models))

@@ -108,32 +108,34 @@ def spec_of(model: Model) -> ModelSpec:
 class CallOptions(NamedTuple):
     """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
-    reading: dict[str, Any]
-    rank: dict[str, Any]
-    settings: dict[str, Any]
-    layout: dict[str, Any]
+    reading_options: dict[str, Any]
+    rank_options: dict[str, Any]
+    setting_values: dict[str, Any]
+    layout_options: dict[str, Any]
 
     def read_model(self, model: Model) -> Preset:
         """Reads the model, with the changes that the call's options request."""
-        return preset_of(model, **self.reading)
+        return preset_of(model, **self.reading_options)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
         """Reads the draft model, which keeps its fields when options change the target model; None without a draft."""
         if draft is None:
             return None
-        return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
+        return preset_of(draft, allow_unknown=self.reading_options.get("allow_unknown", False))
 
     def setting_test(self, phase: Any) -> Callable[[str], bool]:
         """Returns a function that tells whether the call sets a setting. phase: the phase in the call, if any."""
-        return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
+        return lambda setting_name: (
+            (phase if setting_name == "phase" else self.setting_values.get(setting_name)) is not None
+        )
 
     def rank_request(self) -> RankRequest | None:
         """Returns the call's request for the counts of one rank; None for the whole model."""
-        if not self.rank:
+        if not self.rank_options:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
 
-        return RankRequest(**checked_values(rank_settings(), self.rank))
+        return RankRequest(**checked_values(rank_settings(), self.rank_options))
 
 
 READING = ("set", "head", "allow_unknown")
@@ -315,10 +317,10 @@ def run_options_of(
     from .questions.runs import RunOptions
     from .sources.hardware import find_accelerators
 
-    options_by_name = options.settings | ({} if phase is None else {"phase": phase})
+    options_by_name = options.setting_values | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
-        layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout)),
+        layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout_options)),
         include=included_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=optional_text("--cublas-workspace", workspace, ":4096:8"),
@@ -345,9 +347,9 @@ def run_question_of(
         run_options_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
         is_setting_given=options.setting_test(phase),
-        allow_unknown=options.reading.get("allow_unknown", False),
-        set=options.reading.get("set"),
-        head=options.reading.get("head"),
+        allow_unknown=options.reading_options.get("allow_unknown", False),
+        set=options.reading_options.get("set"),
+        head=options.reading_options.get("head"),
         with_mtp=with_mtp,
         with_towers=with_towers,
     )

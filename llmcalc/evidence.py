@@ -33,13 +33,13 @@ ON_META = "torch on meta: every operation's storages"
 class Witness:
     """An independent check of computed bytes: a measurement, or the source code of the library that allocates them.
 
-    status: how well it shows them. name: what it is, in words. test: the module of the test that compares, as a path in
-    the repository; empty only without a witness.
+    status: how well it shows them. name: what it is, in words. test_path: the module of the test that compares, as a
+    path in the repository; empty only without a witness.
     """
 
     status: Status
     name: str
-    test: str
+    test_path: str
 
 
 UNTESTED = Witness("untested", "", "")
@@ -77,7 +77,8 @@ class FrameworkEvidence:
     name: the framework, as in `--framework`. witness: what its runs were compared with.
     parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
     other_witness: how other parts and optimizers are known in its runs; by default not at all.
-    own_kernels: whether it runs kernels of its own instead of torch's (Megatron-LM); then only its own record counts.
+    has_own_kernels: whether it runs kernels of its own instead of torch's (Megatron-LM); then only its own record
+        counts.
     """
 
     name: str
@@ -85,7 +86,7 @@ class FrameworkEvidence:
     parts: Mapping[tuple[str, str], Witness] = field(default_factory=dict)
     optimizers: Mapping[str, Witness] = field(default_factory=dict)
     other_witness: Witness = UNTESTED
-    own_kernels: bool = False
+    has_own_kernels: bool = False
 
     def run(self, parts_evidence: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
         """Returns the evidence for one run: for the framework, its parts and its optimizer."""

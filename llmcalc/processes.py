@@ -86,7 +86,7 @@ class ForkedCalls(Generic[Task, Result]):
         self._function: Callable[[Task], Result] = function
         self._process_count: int = process_count
         self._workers: list[Worker] = []
-        self._waiting: dict[Task, Hashable] = {}
+        self._waiting_tasks: dict[Task, Hashable] = {}
         self._running: dict[Task, Worker] = {}
         self._results: dict[Task, Result] = {}
         self._started: bool = False
@@ -100,7 +100,7 @@ class ForkedCalls(Generic[Task, Result]):
         self.close()
 
     @property
-    def forks(self) -> bool:
+    def can_fork(self) -> bool:
         """Whether calls may run in other processes."""
         return self._process_count > 1
 
@@ -109,25 +109,25 @@ class ForkedCalls(Generic[Task, Result]):
 
         tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
         """
-        for task, task_group in tasks if self.forks else ():
+        for task, task_group in tasks if self.can_fork else ():
             if task not in self._running and task not in self._results:
-                self._waiting.setdefault(task, task_group)
-        if self._waiting and not self._started and len(self._waiting) > 1:
+                self._waiting_tasks.setdefault(task, task_group)
+        if self._waiting_tasks and not self._started and len(self._waiting_tasks) > 1:
             self._started = True
-            self._start_workers(min(self._process_count, len(self._waiting)))
+            self._start_workers(min(self._process_count, len(self._waiting_tasks)))
         self._assign_tasks()
 
     def result(self, task: Task) -> Result:
         """Waits for a call and returns its result. Raises the call's error."""
-        while self._workers and (task in self._waiting or task in self._running):
+        while self._workers and (task in self._waiting_tasks or task in self._running):
             self._collect()
-        self._waiting.pop(task, None)
+        self._waiting_tasks.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
 
     def close(self) -> None:
         """Ends the worker processes, even during a call."""
         workers, self._workers = self._workers, []
-        self._waiting.clear()
+        self._waiting_tasks.clear()
         self._running.clear()
         for worker in workers:
             _end_process(worker)
@@ -179,7 +179,7 @@ class ForkedCalls(Generic[Task, Result]):
         """Sends each free worker process a task, preferably of a task group that this process already ran."""
         busy_workers = list(self._running.values())
         for worker in list(self._workers):
-            if not self._waiting or worker in busy_workers:
+            if not self._waiting_tasks or worker in busy_workers:
                 continue
             other_worker_groups = {
                 task_group
@@ -188,10 +188,10 @@ class ForkedCalls(Generic[Task, Result]):
                 for task_group in other_worker.task_groups
             }
             task = min(
-                self._waiting,
+                self._waiting_tasks,
                 key=lambda waiting: (
-                    self._waiting[waiting] not in worker.task_groups,
-                    self._waiting[waiting] in other_worker_groups,
+                    self._waiting_tasks[waiting] not in worker.task_groups,
+                    self._waiting_tasks[waiting] in other_worker_groups,
                 ),
             )
             try:
@@ -199,7 +199,7 @@ class ForkedCalls(Generic[Task, Result]):
             except OSError:
                 self._remove(worker)
                 continue
-            worker.task_groups.add(self._waiting.pop(task))
+            worker.task_groups.add(self._waiting_tasks.pop(task))
             self._running[task] = worker
 
     def _collect(self) -> None:

@@ -140,7 +140,7 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
         *declarations_of(LayoutRequest),
     }
     assert tool.arguments.keys() <= known
-    hidden = tool.arguments.keys() - tool.common
+    hidden = tool.arguments.keys() - tool.common_arguments
     described = tool.schema["properties"].get("options", {}).get("description", "")
     assert all(argument in described for argument in hidden)
     assert ("max_model_len" in described) is (name in WITH_ENGINES)

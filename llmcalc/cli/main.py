@@ -65,12 +65,12 @@ def module_name(command: str) -> str:
 class LazyGroup(TyperGroup):
     """A group of commands that imports each command's module on use.
 
-    within: subpackage of the commands' modules, with a leading dot; empty for this package.
-    names: names of the commands.
+    parent_command: subpackage of the commands' modules, with a leading dot; empty for this package.
+    command_names: names of the commands.
     """
 
-    within = ""
-    names: tuple[str, ...] = COMMANDS
+    parent_command = ""
+    command_names: tuple[str, ...] = COMMANDS
 
     def get_help(self, ctx: Any) -> str:
         return printable_help(super().get_help(ctx))
@@ -91,44 +91,46 @@ class LazyGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.names)
+        return list(self.command_names)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (command, command_summary(f"{__package__}{self.within}.{module_name(command)}"))
-                    for command in self.names
+                    (command, command_summary(f"{__package__}{self.parent_command}.{module_name(command)}"))
+                    for command in self.command_names
                 ]
             )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.names:
+        if cmd_name not in self.command_names:
             # shell completion of an incomplete name, or an option, which typer reports
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
-            group_name = f"llmcalc{self.within.replace('.', ' ')}"
+            group_name = f"llmcalc{self.parent_command.replace('.', ' ')}"
             if _is_model_name(cmd_name):
                 example_command = next(
-                    command_name for command_name in ("memory", "params") if command_name in self.names
+                    command_name for command_name in ("memory", "params") if command_name in self.command_names
                 )
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
             from ..questions.other_names import OTHER_COMMANDS, llmcalc_spelling
 
-            other_command = llmcalc_spelling(cmd_name.lower(), OTHER_COMMANDS, self.names)
-            suggestion = f" Did you mean {other_command}?" if other_command else suggest(cmd_name, list(self.names))
+            other_command = llmcalc_spelling(cmd_name.lower(), OTHER_COMMANDS, self.command_names)
+            suggestion = (
+                f" Did you mean {other_command}?" if other_command else suggest(cmd_name, list(self.command_names))
+            )
             raise InputError(f"there is no command '{cmd_name}'.{suggestion} ({group_name} --help lists all)")
-        return build_command(self.within, cmd_name)
+        return build_command(self.parent_command, cmd_name)
 
 
 @cache
 def build_command(parent_package: str, command_name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
-    parent_package: as `LazyGroup.within`.
+    parent_package: as `LazyGroup.parent_command`.
     """
     module = import_module(f"{parent_package}.{module_name(command_name)}", __package__)
     if hasattr(module, "COMMANDS"):
@@ -143,7 +145,7 @@ def build_command(parent_package: str, command_name: str) -> Any:
 
 def _command_group(group_name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
-    group_class = type("Inner", (LazyGroup,), {"within": f".{group_name}", "names": module.COMMANDS})
+    group_class = type("Inner", (LazyGroup,), {"parent_command": f".{group_name}", "command_names": module.COMMANDS})
     command_group = typer.Typer(
         name=group_name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )

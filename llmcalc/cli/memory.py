@@ -108,7 +108,8 @@ def command(
         if memory_fit.verdict == "tight":
             memory_kind = "nominal" if memory_fit.is_nominal else "usable"
             store_remark(
-                f"warning: {memory_fit.hardware.name}: tight: {units.percent(memory_fit.share)} of its {memory_kind} "
+                f"warning: {memory_fit.hardware.name}: tight: {units.percent(memory_fit.used_fraction)} of its "
+                f"{memory_kind} "
                 "memory with the estimated fragmentation; it fits only without"
             )
     if not memory_answer.ok:

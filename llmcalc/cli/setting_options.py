@@ -56,14 +56,14 @@ def option_of_setting(
     def check_value(option: typer.CallbackParam, typed_value: Any) -> Any:
         return declaration.checked_value(typed_value, typed_name(option))
 
-    if declaration.kind is bool:
+    if declaration.value_type is bool:
         option_names = (f"{declaration.option}/{setting.negative_option}",) if setting.negative_option else option_names
         return OptionOfCommand(Annotated[bool | None, typer.Option(*option_names, **common_arguments)], default_value)
-    if declaration.kind is Path:
+    if declaration.value_type is Path:
         return optional_parameter(Path, typer.Option(*option_names, metavar=setting.metavar, **common_arguments))
-    placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
-    metavar = setting.metavar or "|".join(declaration.words) or placeholder
-    possible_words: Iterable[str] = declaration.words
+    placeholder = {int: "N", float: "P"}.get(declaration.value_type, "TEXT")
+    metavar = setting.metavar or "|".join(declaration.allowed_words) or placeholder
+    possible_words: Iterable[str] = declaration.allowed_words
     typer_option = typer.Option(
         *option_names,
         metavar=metavar,

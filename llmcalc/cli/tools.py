@@ -45,15 +45,16 @@ class Tool(NamedTuple):
     name: the command's name.
     description: what it answers, a sentence.
     arguments: argument → its JSON schema, of every option of the command.
-    common: the arguments that the tool's schema describes; the others are names in the description of `options`.
-    required: the arguments that a call needs.
+    common_arguments: the arguments that the tool's schema describes; the others are names in the description of
+        `options`.
+    required_arguments: the arguments that a call needs.
     """
 
     name: str
     description: str
     arguments: dict[str, dict[str, Any]]
-    common: frozenset[str]
-    required: tuple[str, ...]
+    common_arguments: frozenset[str]
+    required_arguments: tuple[str, ...]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -61,10 +62,10 @@ class Tool(NamedTuple):
         common_schemas = {
             argument_name: value_schema
             for argument_name, value_schema in self.arguments.items()
-            if argument_name in self.common
+            if argument_name in self.common_arguments
         }
         other_names_text = ", ".join(
-            argument_name for argument_name in self.arguments if argument_name not in self.common
+            argument_name for argument_name in self.arguments if argument_name not in self.common_arguments
         )
         note_texts: list[str] = []
         if other_names_text:
@@ -79,7 +80,7 @@ class Tool(NamedTuple):
         return {
             "type": "object",
             "properties": common_schemas,
-            "required": list(self.required),
+            "required": list(self.required_arguments),
             "additionalProperties": False,
         }
 
@@ -178,7 +179,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     tool = next(tool for tool in all_tools() if tool.name == tool_name)
     _check_arguments_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
-    for argument_name in tool.required:
+    for argument_name in tool.required_arguments:
         if argument_name not in arguments:
             raise InputError(
                 f"{argument_name}: missing; expected {_description_in_sentence(tool.arguments[argument_name])}"

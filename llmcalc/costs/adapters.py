@@ -37,12 +37,12 @@ class LowRankAdapters:
     """LoRA adapters for frozen weights.
 
     rank: inner width of every adapter.
-    targets: names of the linear layers with an adapter.
+    target_names: names of the linear layers with an adapter.
     base_format: storage format of the frozen matrices.
     library: the library of the adapters.
     trained_modules: names of modules of which a full copy is trained.
     quantized_head: whether a quantised base includes an output head of its own; false by default.
-    fused_qkv: whether queries, keys and values are one linear layer; false by default.
+    has_fused_qkv: whether queries, keys and values are one linear layer; false by default.
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
     adapts_experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
@@ -51,12 +51,12 @@ class LowRankAdapters:
     """
 
     rank: int
-    targets: frozenset[str]
+    target_names: frozenset[str]
     base_format: Base = "none"
     library: Library = "peft"
     trained_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
-    fused_qkv: bool = False
+    has_fused_qkv: bool = False
     quantized_experts: bool = False
     adapts_experts: bool = False
     has_magnitudes: bool = False
@@ -68,7 +68,7 @@ class LowRankAdapters:
         if not self.missing_targets:
             return ()
         return (
-            f"adapters of {' and '.join(sorted(self.targets))} alone: the model has no "
+            f"adapters of {' and '.join(sorted(self.target_names))} alone: the model has no "
             f"{' and no '.join(self.missing_targets)}, which has adapters by default too; --lora-targets {ALL_LINEAR} "
             "adapts every linear layer",
         )
@@ -85,7 +85,9 @@ class LowRankAdapters:
             self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.adapts_experts else []
         )
         for joint_layers in self._layer_products(node_tree, included_parts):
-            adapted_products = [(position, op) for position, op in joint_layers if position.node.name in self.targets]
+            adapted_products = [
+                (position, op) for position, op in joint_layers if position.node.name in self.target_names
+            ]
             if adapted_products:
                 (node_position, op), out_width = adapted_products[0], 0
                 for _, linear_op in adapted_products:
@@ -110,7 +112,7 @@ class LowRankAdapters:
         tensors = []
         for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
             node_position, expert_op = joint_layers[0]
-            if node_position.node.name in self.targets or self.adapts_experts:
+            if node_position.node.name in self.target_names or self.adapts_experts:
                 expert_count = expert_op.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
                 for shape in ((rank, expert_op.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
@@ -185,7 +187,7 @@ class LowRankAdapters:
         if (
             self.adapts_experts
             or self.library != "peft"
-            or not self.targets >= {*linear_layer_names(node_tree, included_parts)}
+            or not self.target_names >= {*linear_layer_names(node_tree, included_parts)}
         ):
             return []
         return replace(self, adapts_experts=True)._adapters_of_experts(node_tree, included_parts)
@@ -202,7 +204,7 @@ class LowRankAdapters:
     def _joined_layer_name(self, node_position: NodePosition) -> str:
         """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
         projection_name, parent_position = node_position.node.name, node_position.parent
-        if self.fused_qkv or self.library == "litgpt":
+        if self.has_fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
         module_name = "" if parent_position is None else parent_position.node.name
         return next(
@@ -315,7 +317,7 @@ def adapters_of_targets(
     _check_trained_modules(node_tree, adapters)
     return replace(
         adapters,
-        targets=frozenset(target_names),
+        target_names=frozenset(target_names),
         joined_layers=joined_projections,
         missing_targets=tuple(missing_targets),
     )

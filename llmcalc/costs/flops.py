@@ -105,7 +105,7 @@ class FlopCount:
         """The form in which latent attention runs, `expanded` or `absorbed`; None for a model without MLA."""
         if not self.tree.has_form("absorbed"):
             return None
-        return self.run_config.execution.form(("expanded", "absorbed"), self.workload)
+        return self.run_config.execution.choose_form(("expanded", "absorbed"), self.workload)
 
     @property
     def forward(self) -> Number:

@@ -19,19 +19,19 @@ class TrainedTensor:
     kind: its component.
     copies: number of identical tensors.
     path: names of its parent nodes, without indices.
-    in_layer: whether it is inside one of the model's layers; default True.
+    is_in_layer: whether it is inside one of the model's layers; default True.
     """
 
     tensor: ParamTensor
     kind: str
     copies: Number
     path: str = ""
-    in_layer: bool = True
+    is_in_layer: bool = True
 
     @property
     def is_layer_matrix(self) -> bool:
         """Whether the tensor is a linear layer's matrix inside a transformer layer, except stacked experts."""
-        return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
+        return self.is_in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:

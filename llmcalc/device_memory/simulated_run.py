@@ -157,7 +157,7 @@ def training_run(
             )
         adapters = Adapters(
             memory_use.adapters.rank,
-            memory_use.adapters.targets,
+            memory_use.adapters.target_names,
             bool(run_settings.lora_dropout),
             DTYPES[computing_format(memory_use.adapter_dtype, "--lora-dtype")],
             memory_use.adapters.base_format,

@@ -256,7 +256,7 @@ def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunC
     if op is None:
         return None
     if node.ops_by_form and run_config is not None:
-        op = node.ops_by_form.get(run_config.execution.form(("", *node.ops_by_form), run_config.workload), op)
+        op = node.ops_by_form.get(run_config.execution.choose_form(("", *node.ops_by_form), run_config.workload), op)
     return CountedOp(op, node_roles, run_config)
 
 

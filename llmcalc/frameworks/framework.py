@@ -36,14 +36,14 @@ class RunOnRanks:
     memory: the model and its run.
     layout: the layout over the devices.
     version: the framework's version, a date or a tag; empty (default) for the newest known.
-    own_settings: the framework's own settings from a launch file; None (default) without one.
+    framework_settings: the framework's own settings from a launch file; None (default) without one.
     frozen: a frozen copy of the model on the same devices; None (default) without one.
     """
 
     memory: Memory
     layout: Layout
     version: str = ""
-    own_settings: Any = None
+    framework_settings: Any = None
     frozen: FrozenModel | SecondLoss | None = None
     _recorded_ranks: dict[CudaRuntime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -159,7 +159,7 @@ class Framework:
     world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.
     nccl_is_known: whether the communicators are known at all; true by default.
     document_values: values of a run in its JSON document that differ from the settings.
-    check: refuses a run that the framework has on no layout.
+    check_run: refuses a run that the framework has on no layout.
     check_layout: refuses a layout that the framework has not for a run, without a replay.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
     implied_by: the options that imply it where no framework is named, in words, and a test of a layout's options.
@@ -196,7 +196,7 @@ class Framework:
     world_communicators: bool = False
     nccl_is_known: bool = True
     document_values: Callable[[RunOnRanks], Mapping[str, Any]] = _empty_document_values
-    check: Callable[[Memory, str], None] = _accept_every_run
+    check_run: Callable[[Memory, str], None] = _accept_every_run
     check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None

@@ -24,7 +24,7 @@ class FrozenModel:
 
     source: the file that loads it.
     dtype: number format of its weights; empty (default) for that of the trained weights.
-    ranks: ranks that divide its weights; 1 by default.
+    rank_count: ranks that divide its weights; 1 by default.
     is_divided_as_trained: whether a rank has the same part of it as of the trained weights; false by default.
     name: its name in reports; "reference model" by default.
     loss: the loss that compares both models' logits, in bytes beside the trained model's own loss; None by default.
@@ -32,7 +32,7 @@ class FrozenModel:
 
     source: str
     dtype: str = ""
-    ranks: int = 1
+    rank_count: int = 1
     is_divided_as_trained: bool = False
     name: str = "reference model"
     loss: SecondLoss | None = None
@@ -43,12 +43,12 @@ class FrozenModel:
         """The frozen model's additions to training memory: named parts with bytes."""
         return (self,) if self.loss is None else (self, self.loss)
 
-    def bytes(self, parameter_count: int, trained_dtype: str) -> int:
+    def weight_bytes(self, parameter_count: int, trained_dtype: str) -> int:
         """Returns the bytes of the frozen weights per device.
 
         parameter_count: number of parameters. trained_dtype: trained format.
         """
-        return -(-parameter_count // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
+        return -(-parameter_count // self.rank_count) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the frozen weights' bytes per device, which add to the memory of the training run.
@@ -57,11 +57,11 @@ class FrozenModel:
         """
         if self.is_divided_as_trained:
             return device_memory.moments["step"]["weights"]
-        return self.bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
+        return self.weight_bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
         """Returns the frozen model as values of a JSON document."""
-        return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
+        return {"name": self.name, "dtype": self.dtype or None, "ranks": self.rank_count, "source": self.source}
 
 
 @frozen
@@ -103,12 +103,12 @@ class SecondLoss:
 class Teacher(FrozenModel):
     """A frozen model of another size, whose outputs the trained model learns.
 
-    parameters: number of its parameters.
+    parameter_count: number of its parameters.
     """
 
     name: str = "teacher model"
-    parameters: int = 0
+    parameter_count: int = 0
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the bytes per device of the teacher's weights."""
-        return self.bytes(self.parameters, memory_estimate.states.dtype)
+        return self.weight_bytes(self.parameter_count, memory_estimate.states.dtype)

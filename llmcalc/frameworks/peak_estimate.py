@@ -69,43 +69,44 @@ class PeakByPath(NamedTuple):
 class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
-    saved: what it saves between its forward and its backward pass.
-    forward: peaks of the forward pass.
-    backward: peaks of the backward pass.
-    received: receive buffers of the micro-batch, which stay from the first step on.
-    extra_gradients: elements by which whole gradients exceed their divided weights.
+    saved_bytes: what it saves between its forward and its backward pass.
+    forward_peaks: peaks of the forward pass.
+    backward_peaks: peaks of the backward pass.
+    received_bytes: receive buffers of the micro-batch, which stay from the first step on.
+    extra_gradient_elements: elements by which whole gradients exceed their divided weights.
     """
 
-    saved: int
-    forward: PeakByPath
-    backward: PeakByPath
-    received: int = 0
-    extra_gradients: int = 0
+    saved_bytes: int
+    forward_peaks: PeakByPath
+    backward_peaks: PeakByPath
+    received_bytes: int = 0
+    extra_gradient_elements: int = 0
 
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
         return max(
-            (peak for module_path, peak in self.forward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+            (peak for module_path, peak in self.forward_peaks.bytes_by_path.items() if is_layer_path(module_path)),
+            default=0,
         )
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         peaks_outside_layers = (
-            peak for module_path, peak in self.forward.bytes_by_path.items() if not is_layer_path(module_path)
+            peak for module_path, peak in self.forward_peaks.bytes_by_path.items() if not is_layer_path(module_path)
         )
-        return max(self.backward.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
+        return max(self.backward_peaks.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
     def saved_between_layers_and_head(self) -> int:
         """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
-        return min(self.saved, self.forward.bytes_by_path.get("norm", self.saved))
+        return min(self.saved_bytes, self.forward_peaks.bytes_by_path.get("norm", self.saved_bytes))
 
     @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
-        peaks_by_path = self.backward.bytes_by_path.items()
+        peaks_by_path = self.backward_peaks.bytes_by_path.items()
         return max(
             (
                 peak
@@ -118,23 +119,25 @@ class MicroBatchBytes:
     @cached_property
     def backward_peak_outside_modules(self) -> int:
         """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
-        return self.backward.bytes_by_path.get("", 0)
+        return self.backward_peaks.bytes_by_path.get("", 0)
 
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
         return max(
-            (peak for module_path, peak in self.backward.bytes_by_path.items() if is_layer_path(module_path)), default=0
+            (peak for module_path, peak in self.backward_peaks.bytes_by_path.items() if is_layer_path(module_path)),
+            default=0,
         )
 
     def with_more_layers(self, longer_run: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_run: bytes with one more layer."""
         return MicroBatchBytes(
-            self.saved + added_layers * (longer_run.saved - self.saved),
-            self.forward.with_more_layers(longer_run.forward, added_layers),
-            self.backward.with_more_layers(longer_run.backward, added_layers),
-            self.received + added_layers * (longer_run.received - self.received),
-            self.extra_gradients + added_layers * (longer_run.extra_gradients - self.extra_gradients),
+            self.saved_bytes + added_layers * (longer_run.saved_bytes - self.saved_bytes),
+            self.forward_peaks.with_more_layers(longer_run.forward_peaks, added_layers),
+            self.backward_peaks.with_more_layers(longer_run.backward_peaks, added_layers),
+            self.received_bytes + added_layers * (longer_run.received_bytes - self.received_bytes),
+            self.extra_gradient_elements
+            + added_layers * (longer_run.extra_gradient_elements - self.extra_gradient_elements),
         )
 
 
@@ -144,14 +147,14 @@ class BytesPerParameter(NamedTuple):
     weights: of the weights.
     gradients: of the gradients.
     optimizer: of the master weights and the optimizer states.
-    adamw_extra: with Muon, how many more bytes of states a parameter has that AdamW updates, since it is no matrix in a
-        layer; 0 by default.
+    adamw_extra_bytes: with Muon, how many more bytes of states a parameter has that AdamW updates, since it is no
+        matrix in a layer; 0 by default.
     """
 
     weights: float
     gradients: float
     optimizer: float
-    adamw_extra: float = 0
+    adamw_extra_bytes: float = 0
 
 
 def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number:
@@ -214,12 +217,12 @@ class PeakEstimate:
     _parameters_by_stage: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _parameters_by_layer: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
-    _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _saved_bytes_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
     _static_bytes_by_layout: dict[Layout, list[int]] = field(default_factory=dict)
 
     @cached_property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """Number of layers in all stacks of the model."""
         return sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
 
@@ -240,7 +243,7 @@ class PeakEstimate:
         ]
 
     @cached_property
-    def experts(self) -> int:
+    def largest_expert_count(self) -> int:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
@@ -255,7 +258,7 @@ class PeakEstimate:
             self._parameters_by_layer = other_estimate._parameters_by_layer
             self._static_bytes_by_layout = other_estimate._static_bytes_by_layout
 
-    def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
+    def lower_bound_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
 
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
@@ -264,7 +267,7 @@ class PeakEstimate:
         bytes_by_rank = self._static_bytes_by_rank(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            first_rank_stages = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
+            first_rank_stages = [stage for stage in stages(layout, self.layer_count) if stage.pipeline_rank == 0]
             saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
                 distinct_microbatch_count = distinct_micro_batches(layout, micro_batches)
@@ -275,7 +278,7 @@ class PeakEstimate:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
         if layout not in self._static_bytes_by_layout:
             rank_bytes = [0] * layout.pp
-            for stage in stages(layout, self.layers):
+            for stage in stages(layout, self.layer_count):
                 rank_bytes[stage.pipeline_rank] += self.static_bytes(layout, stage)
             self._static_bytes_by_layout[layout] = rank_bytes
         return self._static_bytes_by_layout[layout]
@@ -283,7 +286,9 @@ class PeakEstimate:
     def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         activation_shape = _activation_shape(layout)
-        return sum(self._saved_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
+        return sum(
+            self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers
+        )
 
     def largest_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns the peak bytes of the rank that needs the most memory."""
@@ -323,7 +328,7 @@ class PeakEstimate:
         """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
         check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
-        for stage in stages(layout, self.layers):
+        for stage in stages(layout, self.layer_count):
             stages_by_rank[stage.pipeline_rank].append(stage)
         if layout.is_bidirectional:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
@@ -363,10 +368,10 @@ class PeakEstimate:
             layout,
             distinct_micro_batches(layout, micro_batches),
             rank,
-            [chunk_bytes.saved for chunk_bytes in bytes_by_chunk],
+            [chunk_bytes.saved_bytes for chunk_bytes in bytes_by_chunk],
         )
         stage_parameters = [
-            self.stage_parameters(layout, stage)._replace(extra_gradients=chunk_bytes.extra_gradients)
+            self.stage_parameters(layout, stage)._replace(extra_gradients=chunk_bytes.extra_gradient_elements)
             for stage, chunk_bytes in zip(rank_stages, bytes_by_chunk, strict=True)
         ]
         transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batches)
@@ -381,7 +386,7 @@ class PeakEstimate:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], bytes_by_chunk[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(stage_peaks) - chunk_bytes.saved
+                max(stage_peaks) - chunk_bytes.saved_bytes
                 for stage_peaks, chunk_bytes, in_flight_count in zip(
                     chunk_peaks, bytes_by_chunk, in_flight_counts.awaiting_backward, strict=True
                 )
@@ -390,11 +395,11 @@ class PeakEstimate:
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
-        received_bytes = micro_batches * sum(chunk_bytes.received for chunk_bytes in bytes_by_chunk)
+        received_bytes = micro_batches * sum(chunk_bytes.received_bytes for chunk_bytes in bytes_by_chunk)
         bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.during_passes,
             saved_bytes
-            - min(chunk_bytes.saved for chunk_bytes in bytes_by_chunk)
+            - min(chunk_bytes.saved_bytes for chunk_bytes in bytes_by_chunk)
             + max(transient_bytes.backward_end, transient_bytes.forward_start),
             transient_bytes.gradient_reduction,
             transient_bytes.optimizer_step,
@@ -412,9 +417,9 @@ class PeakEstimate:
         gradient_bytes = self.static_bytes(layout, stage, only_gradients=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradient_bytes = round(gradient_bytes * head_elements / parameters.total)
-        first_layer_peak = layer_peak - pass_bytes.saved
+        first_layer_peak = layer_peak - pass_bytes.saved_bytes
         last_layer_peak = max(head_peak, layer_peak) - gradient_bytes + head_gradient_bytes
-        return max(forward_peak - gradient_bytes, last_layer_peak, first_layer_peak) - pass_bytes.saved
+        return max(forward_peak - gradient_bytes, last_layer_peak, first_layer_peak) - pass_bytes.saved_bytes
 
     def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
@@ -548,8 +553,8 @@ class PeakEstimate:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
         if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1:
-            self._saved_by_layer[(*activation_shape, id(self.layer_kinds[first_layer]))] = (
-                longer_run.saved - shorter_run.saved
+            self._saved_bytes_by_layer[(*activation_shape, id(self.layer_kinds[first_layer]))] = (
+                longer_run.saved_bytes - shorter_run.saved_bytes
             )
         return shorter_run.with_more_layers(longer_run, repeats_per_layer - SHORT_RUN_REPEATS)
 
@@ -614,7 +619,7 @@ class PeakEstimate:
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
-        layer_count, ep = self.layers, max(1, self.experts // 2)
+        layer_count, ep = self.layer_count, max(1, self.largest_expert_count // 2)
         stage_sizes: tuple[int, ...]
         if stage.has_embedding and stage.has_head:
             stage_sizes, rank = (end_layer,), 0
@@ -655,7 +660,7 @@ def _pass_peaks(
         pass_bytes.backward_peak_outside_modules + transient_bytes.outside_layers + transient_bytes.outside_modules,
         pass_bytes.saved_between_layers_and_head + transient_bytes.after_head,
     )
-    saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
+    saved_per_layer = pass_bytes.saved_bytes // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)
     layer_index = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
     return (

@@ -88,9 +88,9 @@ class Cluster:
         return self.run.version
 
     @property
-    def own_settings(self) -> Any:
+    def framework_settings(self) -> Any:
         """The framework-specific settings from a launch file; None without one."""
-        return self.run.own_settings
+        return self.run.framework_settings
 
     @property
     def spec(self) -> ModelSpec:
@@ -228,7 +228,7 @@ class Cluster:
         evidence = framework_evidence.run(
             evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer_name
         )
-        return evidence if framework_evidence.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
+        return evidence if framework_evidence.has_own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
@@ -268,7 +268,7 @@ class Cluster:
     @property
     def micro_batches(self) -> int:
         """The number of micro-batches per step."""
-        microbatches_of_file = getattr(self.own_settings, "microbatches", None)
+        microbatches_of_file = getattr(self.framework_settings, "microbatches", None)
         return microbatches_of_file or self.settings.num_microbatches or 1
 
     @cached_property

@@ -173,7 +173,7 @@ class SelectedRank(NamedTuple):
             )
         if seq % (2 * layout.cp):
             raise InputError(f"--cp {layout.cp}: expected --seq in multiples of {2 * layout.cp}, not {seq}")
-        return replace(run_config, sequence_ranks=layout.cp)
+        return replace(run_config, ranks_per_sequence=layout.cp)
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:

@@ -138,8 +138,8 @@ def _draw_capacities(
     bytes_per_unit: bytes of the axis' unit.
     """
     for accelerator_fit in accelerator_fits:
-        capacity_in_unit = accelerator_fit.capacity / bytes_per_unit
-        if accelerator_fit.capacity > 2.5 * device.peak_bytes:
+        capacity_in_unit = accelerator_fit.capacity_bytes / bytes_per_unit
+        if accelerator_fit.capacity_bytes > 2.5 * device.peak_bytes:
             continue
         if is_vertical:
             ax.axvline(capacity_in_unit, color=INK, linestyle="--", linewidth=1)

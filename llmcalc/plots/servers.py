@@ -36,12 +36,16 @@ def plot_servers(title: str, subtitle: str, studied_servers: StudiedServers, lat
 
 def shown_server_index(studied_servers: StudiedServers) -> int:
     """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
-    return studied_servers.pareto_front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
+    return (
+        studied_servers.pareto_front[-1][0]
+        if studied_servers.chosen_server is None
+        else studied_servers.chosen_server.server_index
+    )
 
 
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
-    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
+    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.load_curves]
     return [
         (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
     ]
@@ -52,7 +56,7 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
     pareto_servers = front_points(studied_servers)
     pareto_indices = list(dict.fromkeys(server_index for server_index, _ in pareto_servers))
     colours = dict(zip(pareto_indices, SERIES, strict=False))
-    for server_index, server_curve in enumerate(studied_servers.curves):
+    for server_index, server_curve in enumerate(studied_servers.load_curves):
         x, y = (
             _tpot_milliseconds(server_curve),
             [load_point.tokens_per_second_per_device for load_point in server_curve],
@@ -75,8 +79,8 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
         label="Pareto front",
         zorder=2,
     )
-    if studied_servers.chosen is not None:
-        _mark_chosen_server(ax, studied_servers.chosen.point)
+    if studied_servers.chosen_server is not None:
+        _mark_chosen_server(ax, studied_servers.chosen_server.load_point)
     if latency_limits.tpot is not None:
         ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
@@ -123,7 +127,7 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
 def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
     server_index = shown_server_index(studied_servers)
-    curve = studied_servers.curves[server_index]
+    curve = studied_servers.load_curves[server_index]
     users = [curve_point.concurrency for curve_point in curve]
     low_curve, high_curve = (
         [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in curve] for range_end in ("low", "high")
@@ -132,8 +136,8 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
     ax.plot(
         users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
     )
-    if studied_servers.chosen is not None:
-        curve_point = studied_servers.chosen.point
+    if studied_servers.chosen_server is not None:
+        curve_point = studied_servers.chosen_server.load_point
         ax.plot(
             [curve_point.concurrency],
             _tpot_milliseconds([curve_point]),

@@ -183,10 +183,10 @@ def _serving_cost(
         ),
     )
     studied_servers = server_study.find_servers()
-    if studied_servers.chosen is None:
+    if studied_servers.chosen_server is None:
         refusal_text = ", ".join(studied_servers.rejection_counts)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_text}")
-    load_point = studied_servers.chosen.point
+    load_point = studied_servers.chosen_server.load_point
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
         return _serving_cost(run_question, limited_options, watts, hourly_price)
@@ -196,7 +196,7 @@ def _serving_cost(
         watts,
         hourly_price,
     )
-    chosen_server = studied_servers.servers[studied_servers.chosen.index]
+    chosen_server = studied_servers.servers[studied_servers.chosen_server.server_index]
     return RunCost(
         cost,
         requests=options.requests,

@@ -200,7 +200,7 @@ class FlopsQuestion:
 
     @property
     def _is_measured(self) -> bool:
-        return self.measured is not None and self.measured.is_given
+        return self.measured is not None and self.measured.has_rate
 
     def _run_config(
         self, preset: Preset, attention: AttentionImplementation, recompute: str, added_tokens: int = 0
@@ -242,7 +242,7 @@ class FlopsQuestion:
             flop_count = flops(preset.model, run_config, self.include, inputs)
         else:
             flop_count = flops(selected_rank.model, selected_rank.run_config(run_config), self.include)
-        if self.measured is not None and self.measured.is_given:
+        if self.measured is not None and self.measured.has_rate:
             model_flop_count = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(
                 flop_count, preset=preset, utilization=self.measured.compare(model_flop_count, flop_count)

@@ -70,13 +70,15 @@ class EngineQuestion:
             if self.launch is None or str(error).startswith((self.launch.name_in_errors, "--hardware")):
                 raise
             is_size_error = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
-            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_size_error else ""
+            size_remark = self.preset.remark_on_sizes(self.launch.model_name) if is_size_error else ""
             raise InputError(f"{self.launch.location}: {error}{size_remark}") from None
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
-            unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
+            unknown_text = (
+                "" if self.launch is None or not self.launch.gpu_name else f"; '{self.launch.gpu_name}' is not known"
+            )
             raise InputError(
                 "--hardware: missing; an engine's budget is a share of the device's memory (such as "
                 f"h100){unknown_text}"
@@ -126,7 +128,7 @@ class EngineQuestion:
                     )
                     for flag_name in ("users", limit_field)
                 )
-                engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
+                engine_flags = engine.flags_with_request_limit(engine_flags | typed_limit, users[limit_field])
             if engine.serving_flags is not None and None not in (
                 self.typed_flags.get("users"),
                 self.typed_flags.get("seq"),
@@ -220,16 +222,17 @@ def _model_of_server(
     from .runs import model_of_file
 
     try:
-        preset = model_of_file(target, server.target, server.location, read_model)
+        preset = model_of_file(target, server.model_name, server.location, read_model)
         return (preset, None) if target in (None, "") else _target_in_format_of_file(preset, server)
     except InputError:
-        preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
+        preset_and_scheme = known_checkpoint(server.model_name) if target in (None, "") else None
         if preset_and_scheme is None:
             raise
     preset, quantization_scheme = preset_and_scheme
-    preset, quantization_scheme, format_text = preset_in_named_format(server.target, preset, quantization_scheme)
+    preset, quantization_scheme, format_text = preset_in_named_format(server.model_name, preset, quantization_scheme)
     model_name_note = (
-        f"the model of {server.location}, {short_repr(server.target)}, cannot be read; by its name it is the preset "
+        f"the model of {server.location}, {short_repr(server.model_name)}, cannot be read; by its name it is the "
+        "preset "
         f"{preset.name} in {format_text}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
@@ -240,13 +243,13 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
 
     The name of another model is replaced with its scheme.
     """
-    named_checkpoint = known_checkpoint(server.target)
+    named_checkpoint = known_checkpoint(server.model_name)
     is_other_model = named_checkpoint is not None and named_checkpoint[0].name != preset.name
     has_stated_scheme = preset.storage_table is not None or preset.target.partition("?")[0].endswith(".gguf")
-    quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
+    quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.model_name, preset)
     if quantization_scheme is None:
         return preset, None
-    target_origin = f"{short_repr(server.target)} of {server.location}"
+    target_origin = f"{short_repr(server.model_name)} of {server.location}"
     note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
     return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 
@@ -285,7 +288,9 @@ def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[Eng
     engine_memories = [engine_use.memory for engine_use in engine_uses]
     memory_result = engine_memories[0] if len(engine_memories) == 1 else engine_memories
     return ReportedAnswer(
-        memory_result, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in engine_memories)
+        memory_result,
+        lambda: make_report(engine_uses),
+        all(engine_memory.can_start for engine_memory in engine_memories),
     )
 
 
@@ -312,7 +317,7 @@ def ask_engine_fit(
     if users is not None and engine_question.launch is None and engine.serving_flags is None:
         limit_field = engine.field_of_option("--users")
         has_typed_limit = limit_field in engine_flags
-        engine_flags = engine.flags_with_limit(engine_flags, users)
+        engine_flags = engine.flags_with_request_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
     named_hardware = None
     if engine_question.hardware is not None:

@@ -32,7 +32,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     run_question.require_one_accelerator()
     layout, hardware = run_question.layout, run_question.hardware
     is_training = run_question.settings.phase == "training"
-    run_question = replace(run_question, is_tried=True).with_defaults_of_tag()
+    run_question = replace(run_question, is_trial=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
         layout_devices = layout.layout().world_size
         if layout_devices == 1:
@@ -136,7 +136,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     def find_changes() -> Iterable[SettingChange]:
         if memory_fit.verdict != "no":
             return answer_on_device.changes
-        sufficient_changes = [change for change in answer_on_device.changes if change.fit.verdict != "no"]
+        sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
         engine_title = answer_on_device.engine_title
         has_other_format = engine_title and run_memory.states.quantized_size and not has_gguf_weights(run_memory)
         device_changes = fitting_changes_on_several_devices(

@@ -41,7 +41,7 @@ CONSEQUENCES = ("budget", "kv_cache")
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """A question about a log. file: the log's path, `-` for stdin, or the words of a message.
+    """A question about a log. log_file: the log's path, `-` for stdin, or the words of a message.
 
     preset: the model; None for the model that the log names.
 
@@ -50,7 +50,7 @@ class LogQuestion:
     run: the training run that printed the log, from its launch file; None if it is not known.
     """
 
-    file: str
+    log_file: str
     preset: Preset | None = None
     engine: str | None = None
     hardware: str | None = None
@@ -68,17 +68,17 @@ class _LoggedRun:
     """
 
     parsed_log: ParsedLog
-    question: LogQuestion
+    log_question: LogQuestion
     missing_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scheme_in_name: str = ""
 
     def preset(self) -> Preset | None:
         """The model of the run: the user's, or the preset that the log names."""
-        if self.question.run is not None:
-            return self.question.run.preset
-        if self.question.preset is not None:
-            return self.question.preset
+        if self.log_question.run is not None:
+            return self.log_question.run.preset
+        if self.log_question.preset is not None:
+            return self.log_question.preset
         preset = known_model(self.parsed_log.model)
         if preset is None and (preset_and_scheme := known_checkpoint(self.parsed_log.model)) is not None:
             preset, self.scheme_in_name, format_text = preset_in_named_format(self.parsed_log.model, *preset_and_scheme)
@@ -101,10 +101,11 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total_bytes, hardware_name = self.parsed_log.total_bytes, self.question.hardware
+        total_bytes, hardware_name = self.parsed_log.total_bytes, self.log_question.hardware
         if total_bytes is not None and total_bytes < 0:
             raise InputError(
-                f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
+                f"{self.log_question.log_file}: the device's memory in the log is {total_bytes} bytes; expected a "
+                "positive size"
             )
         hardware = find_hardware(hardware_name) if hardware_name else _named_hardware(self.parsed_log.device)
         if hardware is None and total_bytes and total_bytes >= 2**20:
@@ -155,9 +156,9 @@ def ask_log(log_question: LogQuestion) -> ReportedAnswer:
 
 def explain_log(log_question: LogQuestion) -> ExplainedLog:
     """Returns the logged bytes together with the computed bytes of the same run."""
-    log_text = read_log_text(log_question.file)
-    log_name = "the message" if is_pasted_message(log_question.file) else log_question.file
-    log_question = replace(log_question, file=log_name)
+    log_text = read_log_text(log_question.log_file)
+    log_name = "the message" if is_pasted_message(log_question.log_file) else log_question.log_file
+    log_question = replace(log_question, log_file=log_name)
     parsed_log = read_log(log_name, log_text)
     is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
@@ -214,7 +215,7 @@ def _computed_bytes_of_engine(
     """
     parsed_log = logged_run.parsed_log
     computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
-    computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
+    computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.block_count}
     if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
         computed_bytes[("kv_cache", "")] = 0
         logged_run.notes.insert(0, NO_ROOM)
@@ -242,13 +243,14 @@ def _engine_memory_of_log(
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
     parsed_log = logged_run.parsed_log
-    engine_name = logged_run.question.engine or parsed_log.program + (
+    engine_name = logged_run.log_question.engine or parsed_log.program + (
         f"=={parsed_log.version}" if parsed_log.version else ""
     )
     engine, version = engine_and_version(engine_name)
     if engine.name != parsed_log.program:
         raise InputError(
-            f"--engine {logged_run.question.engine}: the log is of {parsed_log.title}; expected {parsed_log.program}"
+            f"--engine {logged_run.log_question.engine}: the log is of {parsed_log.title}; expected "
+            f"{parsed_log.program}"
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
@@ -257,14 +259,14 @@ def _engine_memory_of_log(
     )
     if uses_logged_cache and logged_cache_bytes and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
         engine_flags[CACHE_SIZE] = logged_cache_bytes
-    scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
+    scheme_name = logged_run.log_question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
     try:
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     except InputError as error:
         engine_flags.pop("quantization", None)
-        if logged_run.question.quantize is None:
+        if logged_run.log_question.quantize is None:
             engine_flags.pop("quantize", None)
         logged_run.notes.append(f"computed without {error}")
         try:
@@ -274,7 +276,7 @@ def _engine_memory_of_log(
             return version, None, ""
     if engine.budgets_free_memory and parsed_log.free_bytes is not None:
         engine_flags[RECEIPT_FIELD] = LoggedSizes(
-            logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
+            logged_run.log_question.log_file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
         )
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     fp8_format = _fp8_flag_value(engine, engine_flags)
@@ -290,7 +292,9 @@ def _engine_memory_of_log(
         return version, engine_memory, ""
     measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
     logged_sizes = LoggedSizes(
-        logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware) | measured_bytes, engine_memory.settings
+        logged_run.log_question.log_file,
+        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
+        engine_memory.settings,
     )
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
@@ -317,7 +321,7 @@ def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
     flag_by_field = {engine_flag.field_name: engine_flag for engine_flag in engine.known_flags()}
     if "kv_cache_dtype" in engine_flags or "kv_cache_dtype" not in flag_by_field:
         return ""
-    return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].words if flag_word.startswith("fp8")), "")
+    return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].choices if flag_word.startswith("fp8")), "")
 
 
 def _has_half_cache_bytes(parsed_log: ParsedLog, engine_memory: EngineMemory) -> bool:
@@ -389,7 +393,7 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
 
 def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool:
     """Whether a log without a budget has as many bytes per token of its cache as are computed."""
-    terms_by_name = {compared_term.term.name: compared_term for compared_term in compared_terms}
+    terms_by_name = {compared_term.logged_term.name: compared_term for compared_term in compared_terms}
     cache_term, tokens_term = terms_by_name.get("kv_cache"), terms_by_name.get("kv_tokens")
     if (
         "budget" in terms_by_name
@@ -399,8 +403,8 @@ def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool
     ):
         return False
     return math.isclose(
-        cache_term.term.value * tokens_term.computed_value,
-        cache_term.computed_value * tokens_term.term.value,
+        cache_term.logged_term.value * tokens_term.computed_value,
+        cache_term.computed_value * tokens_term.logged_term.value,
         rel_tol=0.001,
     )
 
@@ -415,15 +419,15 @@ def _wrong_term_and_flag(
     if parsed_log.wrong_term:
         return parsed_log.wrong_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    cause_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
+    cause_terms = [term for term in wrong_terms if term.logged_term.name not in CONSEQUENCES] or wrong_terms
     if not cause_terms and not parsed_log.refused_to_start:
         return "", ""
     most_different_term = max(
         cause_terms,
-        key=lambda compared_term: abs((compared_term.computed_value or 0) - compared_term.term.value),
+        key=lambda compared_term: abs((compared_term.computed_value or 0) - compared_term.logged_term.value),
         default=None,
     )
-    wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
+    wrong_term = "kv_cache" if most_different_term is None else most_different_term.logged_term.name
     if parsed_log.note and not suggested_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed_value:

@@ -173,7 +173,7 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
         if setting_name in row_cells:
             cell_value: Any = row_cells[setting_name]
             setting_values[setting_name] = setting.checked_value(
-                cell_value.lower() == "true" if setting.kind is bool else cell_value
+                cell_value.lower() == "true" if setting.value_type is bool else cell_value
             )
     return setting_values
 

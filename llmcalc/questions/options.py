@@ -111,7 +111,7 @@ Price: TypeAlias = Annotated[
     float | None,
     listed(
         "Price of a device and hour, in any currency.",
-        parse=parse_price,
+        parse_value=parse_price,
         metavar="MONEY",
     ),
 ]
@@ -140,7 +140,7 @@ NicRate: TypeAlias = Annotated[
     Setting(
         "Network of each device beyond its scale-up domain; default as the accelerator's record.",
         "Hardware",
-        parse=parse_nic,
+        parse_value=parse_nic,
         metavar="GB/s",
     ),
 ]
@@ -153,7 +153,7 @@ Calibrate: TypeAlias = Annotated[
         metavar="CSV",
     ),
 ]
-in_seconds = partial(listed, parse=parse_duration, metavar="SECONDS")
+in_seconds = partial(listed, parse_value=parse_duration, metavar="SECONDS")
 
 
 @frozen
@@ -228,7 +228,7 @@ class ServeOptions:
         float | None,
         of_load(
             "Requests per second that arrive, in place of --concurrency.",
-            parse=partial(parse_positive, example_value="2.5 requests per second"),
+            parse_value=partial(parse_positive, example_value="2.5 requests per second"),
             metavar="R",
         ),
     ] = None
@@ -237,7 +237,7 @@ class ServeOptions:
         in_seconds(
             "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.",
             "Inference",
-            parse=partial(parse_duration, largest_unitless_seconds=MOST_TTFT_WITHOUT_UNIT),
+            parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TTFT_WITHOUT_UNIT),
         ),
     ] = None
     tpot: Annotated[
@@ -245,24 +245,27 @@ class ServeOptions:
         in_seconds(
             "Most time of each further token (30ms), as its likely value.",
             "Inference",
-            parse=partial(parse_duration, largest_unitless_seconds=MOST_TPOT_WITHOUT_UNIT),
+            parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TPOT_WITHOUT_UNIT),
         ),
     ] = None
     prefix_hit: Annotated[
         float | None,
-        of_load("Share of each prompt that the prefix cache has (0.5); default 0.", parse=parse_share, metavar="P"),
+        of_load(
+            "Share of each prompt that the prefix cache has (0.5); default 0.", parse_value=parse_share, metavar="P"
+        ),
     ] = None
     draft: Annotated[
         Any, of_load("Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", metavar="TARGET")
     ] = None
     mem_fraction_static: Annotated[
-        float | None, of_load("Share of the memory for weights and cache, of SGLang.", parse=parse_share, metavar="P")
+        float | None,
+        of_load("Share of the memory for weights and cache, of SGLang.", parse_value=parse_share, metavar="P"),
     ] = None
     acceptance: Annotated[
         float | None,
         of_load(
             "Chance that a drafted token is accepted (0.7), or the acceptance length that engines print (2.8).",
-            parse=parse_acceptance,
+            parse_value=parse_acceptance,
             metavar="P|LENGTH",
         ),
     ] = None
@@ -294,9 +297,9 @@ class ServeOptions:
 class CostOptions:
     """The options of `llmcalc cost`: of a training run, or of requests that are served."""
 
-    tokens: Annotated[int | None, listed("Tokens to train on (15T).", parse=_parse_count, metavar="N")] = None
+    tokens: Annotated[int | None, listed("Tokens to train on (15T).", parse_value=_parse_count, metavar="N")] = None
     requests: Annotated[
-        int | None, listed("Requests to serve (1M), with --input and --output.", parse=_parse_count, metavar="N")
+        int | None, listed("Requests to serve (1M), with --input and --output.", parse_value=_parse_count, metavar="N")
     ] = None
     input: InputTokens = None
     output: OutputTokens = None
@@ -305,7 +308,9 @@ class CostOptions:
     power: Annotated[
         float | None,
         listed(
-            "Power of a device; default its TDP.", parse=partial(parse_positive, example_value="700"), metavar="WATTS"
+            "Power of a device; default its TDP.",
+            parse_value=partial(parse_positive, example_value="700"),
+            metavar="WATTS",
         ),
     ] = None
     step: Annotated[

@@ -120,7 +120,7 @@ def ask_plan(
     from ..studies.plan import first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
-    run_question = replace(run_question, is_tried=True)
+    run_question = replace(run_question, is_trial=True)
     layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
@@ -190,7 +190,7 @@ def _compared_plans(
             continue  # `--stack` names the software of one framework
         run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
-            framework_record.check(run_memory, "")
+            framework_record.check_run(run_memory, "")
             check_framework(run_question.settings, framework_record)
             compared_plan = plan_of(
                 run_memory,

@@ -57,13 +57,13 @@ class RunQuestion(RunOptions):
     preset: the model.
     launch: the file that starts the run; default None.
     draft: a draft of speculative decoding beside the model; default None.
-    is_tried: whether many runs like this one are tried, as in a search; false by default.
+    is_trial: whether many runs like this one are tried, as in a search; false by default.
     """
 
     preset: Preset
     launch: Launch | None = None
     draft: Preset | None = None
-    is_tried: bool = False
+    is_trial: bool = False
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
@@ -80,7 +80,7 @@ class RunQuestion(RunOptions):
 
         for framework_record in frameworks_for_plans(self.layout, self.hardware):
             try:
-                framework_record.check(self.with_framework(framework_record).memory_on_one_device(), "")
+                framework_record.check_run(self.with_framework(framework_record).memory_on_one_device(), "")
             except InputError as error:
                 yield framework_record, error
             else:
@@ -107,7 +107,7 @@ class RunQuestion(RunOptions):
         for framework_record in (first_framework, *other_frameworks):
             run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
             try:
-                framework_record.check(run_memory, layout.framework_version or "")
+                framework_record.check_run(run_memory, layout.framework_version or "")
             except InputError as error:
                 refusal_error = error
                 continue
@@ -247,7 +247,7 @@ class RunQuestion(RunOptions):
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
-        return replace(cuda_runtime, is_search_candidate=self.is_tried)
+        return replace(cuda_runtime, is_search_candidate=self.is_trial)
 
 
 def scheme_of_tag(preset: Preset) -> str | None:
@@ -360,15 +360,15 @@ def memory_question(
                 f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
             )
     if launched_run.spec is None:
-        preset = model_of_file(target, launched_run.target, launched_run.name_in_errors, read_model)
+        preset = model_of_file(target, launched_run.model_name, launched_run.name_in_errors, read_model)
         model_notes = (note for note in preset.notes if launched_run.name_in_errors in note)
         launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
             target is not None
-            and is_plain_model_name(launched_run.target)
-            and launched_run.target not in (preset.name, *preset.aliases)
+            and is_plain_model_name(launched_run.model_name)
+            and launched_run.model_name not in (preset.name, *preset.aliases)
         ):
-            replacement_note = f"the model of the file, {short_repr(launched_run.target)}, is replaced by TARGET"
+            replacement_note = f"the model of the file, {short_repr(launched_run.model_name)}, is replaced by TARGET"
             launched_run = replace(launched_run, notes=(*launched_run.notes, replacement_note))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launched_run.spec)
@@ -385,7 +385,7 @@ def memory_question(
         launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
-    launched_run = launched_run.with_loss_chunks(preset.model.vocab_size)
+    launched_run = launched_run.with_chunked_loss(preset.model.vocab_size)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
@@ -502,7 +502,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.keeps_checkpoint_format or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in HALF_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
@@ -605,7 +605,7 @@ def in_words_of_file(
         try:
             return question(run_question, *arguments, **options)
         except InputError as error:
-            raise error if run_question.launch is None else run_question.launch.in_words_of_file(error) from None
+            raise error if run_question.launch is None else run_question.launch.error_in_file_terms(error) from None
 
     return ask
 
@@ -675,8 +675,8 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
                 launched_run.layout,
                 framework_record,
                 version,
-                launched_run.own_settings,
-                launched_run.frozen,
+                launched_run.framework_settings,
+                launched_run.frozen_model,
             )
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas

@@ -53,7 +53,7 @@ def ask_serve(
         software_stack = calibration.factors.stack(server_study.stack)
         server_study = replace(server_study, device=device, stack=software_stack)
     studied_servers = server_study.find_servers()
-    has_chosen_server = studied_servers.chosen is not None
+    has_chosen_server = studied_servers.chosen_server is not None
     return ReportedAnswer(
         studied_servers, lambda: with_calibration(report(server_study, studied_servers), calibration), has_chosen_server
     )

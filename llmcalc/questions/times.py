@@ -202,7 +202,7 @@ def _micro_batch_group(
     run_question: RunQuestion, framework_record: Framework, layout: Layout, micro_batches: int
 ) -> int | None:
     """Returns the group size of an interleaved schedule, by the file or the framework; None for the default."""
-    file_settings = None if run_question.launch is None else run_question.launch.own_settings
+    file_settings = None if run_question.launch is None else run_question.launch.framework_settings
     group_size = getattr(file_settings, "microbatch_group_size_per_virtual_pipeline_stage", None)
     if group_size is None and framework_record.micro_batch_group is not None:
         group_size = framework_record.micro_batch_group(layout.pp, micro_batches)
@@ -213,9 +213,9 @@ def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout
     """Returns the peak tensor bytes of a layout's largest rank; without activations if they are unknown."""
     memory_estimate = framework_record.estimate(run_memory)
     try:
-        return max(memory_estimate.least_bytes(layout), memory_estimate.largest_bytes(layout, micro_batches))
+        return max(memory_estimate.lower_bound_bytes(layout), memory_estimate.largest_bytes(layout, micro_batches))
     except InputError:
-        return memory_estimate.least_bytes(layout)
+        return memory_estimate.lower_bound_bytes(layout)
 
 
 def _fastest_fitting_layout(run_question: RunQuestion, options: TimeOptions) -> LayoutPlan | None:
@@ -427,13 +427,13 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
     from ..timing.stack import stack_of_vendor
 
     launched_run = run_question.launch
-    file_settings = None if launched_run is None else launched_run.own_settings
+    file_settings = None if launched_run is None else launched_run.framework_settings
     has_format_reader = framework_record.product_format is not None and file_settings is not None
     has_known_layout = run_question.layout.has_all_sizes or run_question.layout.devices in (None, 1)
     exchanges_tokens = run_question.preset.model.has_experts and not (
         has_known_layout and run_question.layout.ep in (None, 1)
     )
-    program_stack_name = "" if launched_run is None else launched_run.stack
+    program_stack_name = "" if launched_run is None else launched_run.software_stack
     stack_name = (
         options.stack
         or program_stack_name
@@ -475,7 +475,7 @@ def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
         for variable_name, variable_value in SLOW_VARIABLES.items()
         if launched_run.env.get(variable_name) == variable_value
     ]
-    is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
+    is_deterministic = getattr(launched_run.framework_settings, "deterministic_mode", False)
     return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))
 
 

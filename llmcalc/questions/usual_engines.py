@@ -66,7 +66,7 @@ class UsualEngine:
     """
 
     preset: Preset
-    record: Engine
+    engine_record: Engine
     hardware: Hardware
     seq: int
     options: Mapping[str, Any]
@@ -96,7 +96,7 @@ class UsualEngine:
     def memory_for_users(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
-            engine_memory: EngineMemory = self.record.memory(self._server_for_users(users))
+            engine_memory: EngineMemory = self.engine_record.memory(self._server_for_users(users))
         except InputError:
             return None
         return engine_memory
@@ -106,16 +106,19 @@ class UsualEngine:
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
         engine_flags = read_flag_values(
-            self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
+            self.engine_record.title,
+            self.engine_record.known_flags(),
+            server_options,
+            self.engine_record.flags_by_option,
         )
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
-        if self.record.shows_alternatives:  # layers on the host are another run
+        if self.engine_record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
         if self.devices > 1:
             engine_flags |= {"tensor_split": ",".join(["1"] * self.devices)}
-        engine_flags = self.record.flags_for_users(self.preset, engine_flags, users, self.seq)
-        _, version = engine_and_version(self.record.name)
-        return self.record.server(self.preset, self.hardware, version, engine_flags)
+        engine_flags = self.engine_record.flags_for_users(self.preset, engine_flags, users, self.seq)
+        _, version = engine_and_version(self.engine_record.name)
+        return self.engine_record.server(self.preset, self.hardware, version, engine_flags)
 
     def lacks_kernels(self, users: int) -> bool:
         """Whether the engine has no kernels on the accelerator for the weights, the cache or the attention."""
@@ -134,8 +137,8 @@ class UsualEngine:
             return users
         if self.device_bytes(1) is not None:
             return self._largest_fitting_number(self.device_bytes, 1, users)
-        has_data_parallel_caches = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.starts else 0
+        has_data_parallel_caches = self.engine_record.serving_flags is None  # one cache for any number of users
+        return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.can_start else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.
@@ -147,11 +150,11 @@ class UsualEngine:
 
     def _bytes_by_device(self, users: int) -> list[int] | None:
         """Returns the bytes of each device, with the bytes in use before the engine starts; None if unknown."""
-        if not self.record.shows_alternatives:
+        if not self.engine_record.shows_alternatives:
             return None
         try:
             server = self._server_for_users(users)
-            memory_terms = self.record.memory(server).terms
+            memory_terms = self.engine_record.memory(server).terms
         except InputError:
             return None
         used_bytes = self.hardware.capacity_bytes - server.free_bytes
@@ -168,7 +171,7 @@ class UsualEngine:
         device_bytes = self.device_bytes(users)
         if device_bytes is None or device_bytes > self.hardware.capacity_bytes:
             return None
-        return SettingChange(f"--engine {self.record.name}", MemoryFit(self.hardware, device_bytes))
+        return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
@@ -194,9 +197,9 @@ class UsualEngine:
                 if needed_bytes is not None and needed_bytes < device_bytes:
                     change_text = cli_options(settings, serves_users=True)
                     memory_changes.append(SettingChange(change_text, MemoryFit(self.hardware, needed_bytes)))
-        memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
+        memory_changes.sort(key=lambda memory_change: memory_change.changed_fit.verdict == "no")
         return FitAnswer(
-            run_memory, memory_fit, batch, seq, partial(tuple, memory_changes), engine_title=self.record.title
+            run_memory, memory_fit, batch, seq, partial(tuple, memory_changes), engine_title=self.engine_record.title
         )
 
     def fit_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> ServingFitAnswer | None:
@@ -262,7 +265,9 @@ class UsualEngine:
             if memory_fit.verdict == "fits":
                 return option
             options.append(option)
-        options.sort(key=lambda option: (option.fit.verdict == "no", option.fit.verdict == "no" and option.fit.share))
+        options.sort(
+            key=lambda option: (option.fit.verdict == "no", option.fit.verdict == "no" and option.fit.used_fraction)
+        )
         is_several_computers = self.hardware.vendor in WHOLE_COMPUTERS and options and options[0].fit.verdict == "no"
         return None if is_several_computers else next(iter(options), None)
 
@@ -391,14 +396,14 @@ class ServedUsers:
         if usual_engine is None:
             return cls(tuple(user_counts))
         if usual_engine.lacks_kernels(run_users):
-            title = usual_engine.record.title
+            record = usual_engine.engine_record
             kernel_remark = (
-                f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
+                f"{record.title} has no kernels for it on this accelerator (--engine {record.name} says why)"
             )
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
-        title, option_name = usual_engine.record.title, f"--engine {usual_engine.record.name}"
+        title, option_name = usual_engine.engine_record.title, f"--engine {usual_engine.engine_record.name}"
         notes = [
             f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option_name})"
             if user_limit

@@ -17,19 +17,19 @@ LEVELS = "▁▂▃▄▅▆▇█"
 class TextBar(NamedTuple):
     """A text bar in a table cell.
 
-    part: the share that it shows, at most 1.
+    fraction: the share that it shows, at most 1.
     colour: its colour on a terminal, as `#rrggbb`; default none.
     length: characters of a full bar.
     """
 
-    part: float
+    fraction: float
     colour: str = ""
     length: int = WIDTH
 
 
 def share_bar(text_bar: TextBar) -> str:
     """Returns a text bar for a fraction of a total. A fraction above 0 is drawn at least as a thin line."""
-    return "█" * round(text_bar.part * text_bar.length) or ("▏" if text_bar.part > 0 else "")
+    return "█" * round(text_bar.fraction * text_bar.length) or ("▏" if text_bar.fraction > 0 else "")
 
 
 def timeline_bar(byte_counts: Sequence[int], full_scale: int) -> str:

@@ -313,7 +313,7 @@ def cluster_data(
         "execution": execution,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
-        "launch": None if launched_run is None else launched_run.data(),
+        "launch": None if launched_run is None else launched_run.json_data(),
         "memory": {
             **peak_values,
             **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
@@ -461,11 +461,13 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
             "has no room for them"
         )
     has_expert_capacity = getattr(
-        cluster.own_settings, "moe_expert_capacity_factor", None
+        cluster.framework_settings, "moe_expert_capacity_factor", None
     ) or cluster.settings.moe not in (None, DROPLESS)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
-            "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+            ""
+            if cluster.framework_settings is not None
+            else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:

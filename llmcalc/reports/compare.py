@@ -57,10 +57,10 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class DecodingLoad(NamedTuple):
-    """The load of the compared decoding times. hardware: the accelerator's title. users: concurrent sequences."""
+    """The load of the compared decoding times. hardware: the accelerator's title. user_count: concurrent sequences."""
 
     hardware: str
-    users: int
+    user_count: int
 
     def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
@@ -69,7 +69,7 @@ class DecodingLoad(NamedTuple):
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()
         )
         return {
-            "users": self.users,
+            "users": self.user_count,
             "tpot": seconds["estimate"],
             "tpot_low": seconds["low"],
             "tpot_high": seconds["high"],
@@ -79,7 +79,7 @@ class DecodingLoad(NamedTuple):
     def lines(self) -> tuple[Line, ...]:
         """Returns the table's rows of the time per token, with models as columns."""
         return (
-            (f"TPOT, {plural(self.users, 'user')}", lambda counts: _tpot_range(counts.decoding)),
+            (f"TPOT, {plural(self.user_count, 'user')}", lambda counts: _tpot_range(counts.decoding)),
             (
                 "  tokens/s",
                 lambda counts: "–" if counts.decoding is None else f"{counts.decoding.tokens_per_second:,.0f}",
@@ -105,7 +105,7 @@ class DecodingLoad(NamedTuple):
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
-            f"TPOT: a token of {plural(self.users, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "
+            f"TPOT: a token of {plural(self.user_count, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "
             f"{self.hardware}{software_text}, with its range (llmcalc time says how sure); tokens/s of the estimate; "
             "– if weights and cache do not fit",
             *format_notes,

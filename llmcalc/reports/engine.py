@@ -82,7 +82,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         row(
             _engine_name(engine_use),
             _cache_bytes(engine_use.memory),
-            engine_use.memory.blocks,
+            engine_use.memory.block_count,
             engine_use.memory.block_size,
             engine_use.memory.kv_tokens,
             engine_use.memory.max_users(),
@@ -108,7 +108,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         | {
             "cache": {
                 "bytes": _cache_bytes(engine_use.memory),
-                "blocks": engine_use.memory.blocks,
+                "blocks": engine_use.memory.block_count,
                 "block_size": engine_use.memory.block_size,
             }
         }
@@ -179,7 +179,7 @@ def fit_report(
                 "hardware": engine_option.hardware.name,
                 "devices": engine_option.memory.devices,
                 "flags": dict(_flag_values(engine_use, engine_option.flags)),
-                "starts": engine_option.memory.starts,
+                "starts": engine_option.memory.can_start,
                 "fits": engine_option.serves_all_users,
                 "kv_tokens": engine_option.memory.kv_tokens,
                 "max_concurrency": engine_option.memory.max_concurrency,
@@ -211,7 +211,7 @@ def _engine_name(engine_use: EngineUse) -> str:
 
 
 def _answer_text(engine_memory: EngineMemory) -> str:
-    if not engine_memory.starts:
+    if not engine_memory.can_start:
         return "it does not start"
     return f"it starts, {_users_text(engine_memory.max_users())} users of {engine_memory.max_model_len:,} tokens"
 
@@ -263,8 +263,10 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     )
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
-    if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
-        gpu_notes = [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
+    if launched_run.gpu_count is not None and launched_run.gpu_count < engine_use.memory.devices:
+        gpu_notes = [
+            f"the file has {launched_run.gpu_count} accelerators, and the layout needs {engine_use.memory.devices}"
+        ]
     unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown_flags.items()]
     return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
@@ -304,10 +306,10 @@ def _limit_notes(engine_use: EngineUse) -> list[str]:
     """Returns a note if the engine runs fewer requests at once than its cache has room for."""
     engine, engine_memory = engine_use.engine, engine_use.memory
     request_limit, replicas = engine.request_limit(engine_memory), engine_memory.data_parallel_ranks
-    if not engine_memory.starts or request_limit is None or int(engine_memory.max_concurrency) <= request_limit:
+    if not engine_memory.can_start or request_limit is None or int(engine_memory.max_concurrency) <= request_limit:
         return []
-    limit_flag = f"{engine.spelling(engine.step_sequences)} {engine_memory.settings[engine.step_sequences]:,}"
-    if engine.step_sequences not in engine_use.flags:
+    limit_flag = f"{engine.spelling(engine.request_limit_flag)} {engine_memory.settings[engine.request_limit_flag]:,}"
+    if engine.request_limit_flag not in engine_use.flags:
         limit_flag = f"default {limit_flag}"
     limit_text = (
         "no more" if replicas == 1 else f"{request_limit:,} on each rank, no more than {request_limit * replicas:,}"
@@ -383,8 +385,8 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 def _changes_table(engine_use: EngineUse) -> Table:
     device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
     engine_memory = engine_use.memory
-    title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
-    omits_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
+    title = f"More room {device_text}" if engine_memory.can_start else "What would make it start"
+    omits_equal_rows = engine_memory.can_start and not engine_memory.host  # of a cache that fills what is left
     has_starting_change = any(flag_change.starts for flag_change in engine_use.flag_changes)
     table_rows = [
         row(
@@ -428,12 +430,12 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     table_rows += [
         row("tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)),
         row("users", *(_users_text(engine_use.memory.max_users()) for engine_use in engine_uses)),
-        row("starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)),
+        row("starts", *("yes" if engine_use.memory.can_start else "no" for engine_use in engine_uses)),
     ]
     devices_text = device_phrase(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
     title = f"{engine_uses[0].preset.display}, {devices_text}"
     answer_text = ", ".join(
-        f"{engine_name} {'starts' if engine_use.memory.starts else 'does not start'}"
+        f"{engine_name} {'starts' if engine_use.memory.can_start else 'does not start'}"
         for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
     )
     notes = list(dict.fromkeys(note for engine_use in engine_uses for note in _memory_notes(engine_use.memory)))
@@ -475,11 +477,11 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
             for memory_term in engine_memory.terms
         ],
         "kv_tokens": engine_memory.kv_tokens,
-        "blocks": engine_memory.blocks,
+        "blocks": engine_memory.block_count,
         "block_size": engine_memory.block_size,
         "max_model_len": engine_memory.max_model_len,
         "max_concurrency": engine_memory.max_concurrency,
-        "starts": engine_memory.starts,
+        "starts": engine_memory.can_start,
         "message": engine_memory.message,
         "changes": _changes_data(engine_use),
         "assumed": dict(engine_memory.assumed_flags),

@@ -78,7 +78,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
             hardware_option.devices,
             "" if hardware_option.layout is None else layout_cell(hardware_option.layout),
             hardware_option.fit.needed_bytes,
-            hardware_option.fit.share,
+            hardware_option.fit.used_fraction,
             fit_verdict_text(hardware_option.fit),
         )
         for hardware_option in hardware_options
@@ -111,7 +111,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "hardware": None,
         "verdict": first_option.fit.verdict,
         "device_bytes": first_option.fit.needed_bytes,
-        "usable_bytes": first_option.fit.capacity,
+        "usable_bytes": first_option.fit.capacity_bytes,
         "options": options_data(hardware_options),
     }
     table = Table(
@@ -312,7 +312,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         row(
             layout_cell(tried_replica.layout),
             tried_replica.fit.needed_bytes,
-            tried_replica.fit.share,
+            tried_replica.fit.used_fraction,
             *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
             fit_verdict_text(tried_replica.fit),
         )
@@ -397,9 +397,10 @@ class _FitReportContent(NamedTuple):
         )
         settings_line = (
             f"{self.subtitle}: {units.GIB.write(accelerator_fit.needed_bytes)} of "
-            f"{units.GIB.write(accelerator_fit.capacity)} {units.GIB.name} ({units.percent(accelerator_fit.share)})"
+            f"{units.GIB.write(accelerator_fit.capacity_bytes)} {units.GIB.name} "
+            f"({units.percent(accelerator_fit.used_fraction)})"
         )
-        shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
+        shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
         tight_notes += tag_notes(preset, memory.settings.quantize)
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
@@ -409,9 +410,9 @@ class _FitReportContent(NamedTuple):
             table_rows = [
                 row(
                     run_change.option,
-                    run_change.fit.needed_bytes,
-                    run_change.fit.share,
-                    fit_verdict_text(run_change.fit),
+                    run_change.changed_fit.needed_bytes,
+                    run_change.changed_fit.used_fraction,
+                    fit_verdict_text(run_change.changed_fit),
                 )
                 for run_change in run_changes
             ]
@@ -473,14 +474,18 @@ def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:
     return {
         "verdict": accelerator_fit.verdict,
         "device_bytes": accelerator_fit.needed_bytes,
-        "usable_bytes": accelerator_fit.capacity,
+        "usable_bytes": accelerator_fit.capacity_bytes,
         "left_bytes": accelerator_fit.left_bytes,
     }
 
 
 def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
     return [
-        {"option": run_change.option, "device_bytes": run_change.fit.needed_bytes, "verdict": run_change.fit.verdict}
+        {
+            "option": run_change.option,
+            "device_bytes": run_change.changed_fit.needed_bytes,
+            "verdict": run_change.changed_fit.verdict,
+        }
         for run_change in run_changes
     ]
 

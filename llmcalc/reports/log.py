@@ -37,7 +37,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
     table_rows = [
         row(
             _term_title(memory_term),
-            _displayed_value(memory_term, memory_term.term.value),
+            _displayed_value(memory_term, memory_term.logged_term.value),
             _displayed_value(memory_term, memory_term.computed_value),
             memory_term.difference,
         )
@@ -90,15 +90,16 @@ def title_of_term(term_name: str) -> str:
 
 
 def _term_title(compared_term: ComparedTerm) -> str:
-    title = title_of_term(compared_term.term.name)
-    return f"{title}, {compared_term.term.device}" if compared_term.term.device else title
+    title = title_of_term(compared_term.logged_term.name)
+    return f"{title}, {compared_term.logged_term.device}" if compared_term.logged_term.device else title
 
 
 def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> DisplayedValue | None:
     if logged_bytes is None:
         return None
     return DisplayedValue(
-        logged_bytes, units.GIB.write(logged_bytes) if compared_term.term.unit == "bytes" else f"{logged_bytes:,}"
+        logged_bytes,
+        units.GIB.write(logged_bytes) if compared_term.logged_term.unit == "bytes" else f"{logged_bytes:,}",
     )
 
 
@@ -117,10 +118,10 @@ def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
         "message": parsed_log.message or None,
         "terms": [
             {
-                "name": compared_term.term.name,
-                "device": compared_term.term.device or None,
-                "unit": compared_term.term.unit,
-                "log": compared_term.term.value,
+                "name": compared_term.logged_term.name,
+                "device": compared_term.logged_term.device or None,
+                "unit": compared_term.logged_term.unit,
+                "log": compared_term.logged_term.value,
                 "computed": compared_term.computed_value,
                 "difference": compared_term.difference,
             }

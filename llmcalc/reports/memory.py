@@ -157,8 +157,8 @@ def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Tab
     table_rows = [
         row(
             accelerator_fit.hardware.name,
-            accelerator_fit.capacity,
-            accelerator_fit.share,
+            accelerator_fit.capacity_bytes,
+            accelerator_fit.used_fraction,
             accelerator_fit.left_bytes,
             fit_verdict_text(accelerator_fit),
         )

@@ -28,7 +28,7 @@ ASSUMED = "H100"
 
 def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
     """Returns the sort key of a verdict: the accelerator's memory, smallest first."""
-    return accelerator_fit.capacity, accelerator_fit.hardware.name
+    return accelerator_fit.capacity_bytes, accelerator_fit.hardware.name
 
 
 @frozen(repr=False)

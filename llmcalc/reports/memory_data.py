@@ -63,7 +63,7 @@ def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]
             "hardware": accelerator_fit.hardware.name,
             "memory_bytes": accelerator_fit.hardware.memory_bytes,
             "usable_memory_bytes": accelerator_fit.hardware.usable_memory_bytes,
-            "usable_bytes": accelerator_fit.capacity,
+            "usable_bytes": accelerator_fit.capacity_bytes,
             "device_bytes": accelerator_fit.needed_bytes,
             "left_bytes": accelerator_fit.left_bytes,
             "verdict": accelerator_fit.verdict,
@@ -121,7 +121,7 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
             if adapters is None
             else {
                 "rank": adapters.rank,
-                "targets": sorted(adapters.targets),
+                "targets": sorted(adapters.target_names),
                 "dtype": memory_use.adapter_dtype,
                 "dropout": bool(run_settings.lora_dropout),
                 "base": adapters.base_format,

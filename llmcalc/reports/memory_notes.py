@@ -180,7 +180,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     ):
         return []
     notes = []
-    if OUTPUT_OF_SCAN in adapters.targets:
+    if OUTPUT_OF_SCAN in adapters.target_names:
         notes.append(
             f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
             f"PEFT raises an error for {OUTPUT_OF_SCAN} in target_modules of Falcon-H1, Mamba and Nemotron-H"

@@ -339,7 +339,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
         notes.insert(0, f"with --recompute full {recompute_text}: their tensors do")
     if plan.ranked_layouts.unreplayed:
         layout_count = len(plan.ranked_layouts.unreplayed)
-        most_bytes = max(layout_candidate.upper_bound for layout_candidate in plan.ranked_layouts.unreplayed)
+        most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
         more_rows_hint = f"--rows {plan.rows + layout_count} counts more"
         if plan.ranked_layouts.ended_early:
             more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
@@ -389,7 +389,7 @@ def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
         "options": layout_candidate.options,
         "num_microbatches": layout_candidate.micro_batches,
         "tensor_bytes": layout_candidate.device_bytes,
-        "upper_bound_bytes": layout_candidate.upper_bound,
+        "upper_bound_bytes": layout_candidate.upper_bound_bytes,
         "communication_bytes": layout_candidate.communication_bytes,
         "bubble": layout_candidate.bubble,
     }

@@ -142,12 +142,12 @@ def _schedule_notes(
 class TimetableChart(NamedTuple):
     """A timetable drawn with characters, with a scale and a time range.
 
-    scale: characters per unit of time.
-    windows: ranges of characters that are drawn, one or two.
+    columns_per_unit: characters per unit of time.
+    shown_ranges: ranges of characters that are drawn, one or two.
     """
 
-    scale: float
-    windows: tuple[range, ...]
+    columns_per_unit: float
+    shown_ranges: tuple[range, ...]
 
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
@@ -168,21 +168,28 @@ class TimetableChart(NamedTuple):
     @property
     def omitted_interval(self) -> tuple[float, float] | None:
         """The (start, end) of the omitted time range; None if all is drawn."""
-        if len(self.windows) == 1:
+        if len(self.shown_ranges) == 1:
             return None
-        return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
+        return self.shown_ranges[0].stop / self.columns_per_unit, self.shown_ranges[1].start / self.columns_per_unit
 
     def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
-        return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.windows)
+        return LEFT_OUT.join(
+            self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.shown_ranges
+        )
 
     def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, shown_columns: range) -> str:
-        name_width = round(self.scale * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans))
+        name_width = round(
+            self.columns_per_unit * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans)
+        )
         line_text = (IDLE.ljust(name_width) * (len(shown_columns) // name_width + 1))[: len(shown_columns)]
         for (pass_letter, span_chunk, micro_batch, _), span_start, span_end in sorted(
             rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
-            first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
+            first_column, last_column = (
+                round(span_start * self.columns_per_unit),
+                round(span_end * self.columns_per_unit),
+            )
             visible_columns = range(max(first_column, shown_columns.start), min(last_column, shown_columns.stop))
             if not visible_columns:
                 continue

@@ -89,7 +89,9 @@ def layout_text(server: Server) -> str:
         " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     )
     prefill_decode_text = (
-        "" if server.group is None else f"({server.group.prefill_replicas}+{server.group.decode_replicas}) "
+        ""
+        if server.disaggregated_server is None
+        else f"({server.disaggregated_server.prefill_replicas}+{server.disaggregated_server.decode_replicas}) "
     )
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
@@ -103,7 +105,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
 
     preset, requests = serve_study.preset, serve_study.request_sizes
     warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     variable_name = serve_study.long_request_variable
     if variable_name and not _exceeds_learned_positions(serve_study):
         warnings.append(
@@ -131,10 +133,10 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
         )
     ]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.index]
+        server = servers.servers[chosen_server.server_index]
         table_rows = [
-            Row(_curve_cells(load_point, serve_study), is_bold=load_point == chosen_server.point)
-            for load_point in servers.curves[chosen_server.index]
+            Row(_curve_cells(load_point, serve_study), is_bold=load_point == chosen_server.load_point)
+            for load_point in servers.load_curves[chosen_server.server_index]
         ]
         tables.append(
             Table(
@@ -166,12 +168,12 @@ def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[
 
 
 def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, token_price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
+    server, token_price = servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
     if servers.traces:
-        token_price = _token_cost_of_trace(serve_study, server, servers.traces[chosen_server.index])
+        token_price = _token_cost_of_trace(serve_study, server, servers.traces[chosen_server.server_index])
     cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     idle_devices = (serve_study.sizes.devices or server.devices) - server.devices
     idle_text = f", {idle_devices} of {serve_study.sizes.devices} left idle" if idle_devices else ""
@@ -206,12 +208,14 @@ They are compared by the likely first token of a burst, and by that of spread ar
 
 def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, load_point = servers.servers[server_index], servers.points[server_index]
+        server, load_point = servers.servers[server_index], servers.load_points[server_index]
         is_within_limits = servers.limit_verdicts[server_index]
-        shown_point = load_point or servers.curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        shown_point = (
+            load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        )
         verdict = (
             "no"
             if not is_within_limits
@@ -220,14 +224,16 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             else "ok"
         )
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
 def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
-    load_point = servers.points[server_index]
+    load_point = servers.load_points[server_index]
     order_value = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
-    is_chosen = servers.chosen is not None and servers.chosen.index == server_index
+    is_chosen = servers.chosen_server is not None and servers.chosen_server.server_index == server_index
     return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
 
 
@@ -238,7 +244,7 @@ def _rate_per_device(load_point: LoadPoint | None) -> float:
 
 def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
@@ -256,7 +262,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
-        table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
@@ -291,7 +299,7 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 
 def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(load_point, serve_study)
-    likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.load.end_to_end_seconds
+    likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.replica_latencies.end_to_end_seconds
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
@@ -301,15 +309,15 @@ def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
 
 def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
-    if servers.chosen is not None:
-        return servers.chosen.point
-    return servers.curves[0][-1] if servers.curves else None
+    if servers.chosen_server is not None:
+        return servers.chosen_server.load_point
+    return servers.load_curves[0][-1] if servers.load_curves else None
 
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
     latency_limits = serve_study.latency_limits
-    if servers.chosen is not None or latency_limits.rate is None or servers.traces:
+    if servers.chosen_server is not None or latency_limits.rate is None or servers.traces:
         return []
     server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
@@ -327,7 +335,7 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
 
 
 def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     shown_point = _point_with_shown_errors(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
     notes = _cheaper_tie_notes(serve_study, servers)
@@ -336,20 +344,24 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     notes = [*_most_requests_notes(serve_study, servers), *notes]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.index]
-        notes += [] if server.group is None else [_disaggregation_text(server.group)]
+        server = servers.servers[chosen_server.server_index]
+        notes += [] if server.disaggregated_server is None else [_disaggregation_text(server.disaggregated_server)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
-        notes += _arrival_notes(serve_study, server, chosen_server.point)
-        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode_replicas)
+        notes += _arrival_notes(serve_study, server, chosen_server.load_point)
+        sequence_count = server.most_sequences // (
+            1 if server.disaggregated_server is None else server.disaggregated_server.decode_replicas
+        )
         notes.append(
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (float(getattr(chosen_server.point, latency_name).estimate) for latency_name in ("ttft", "tpot"))
+        ttft, tpot = (
+            float(getattr(chosen_server.load_point, latency_name).estimate) for latency_name in ("ttft", "tpot")
+        )
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
-        if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.point.ttft):
-            notes.insert(0, _at_risk_text(server, chosen_server.point))
+        if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
+            notes.insert(0, _at_risk_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if serve_study.price is None else []
@@ -371,16 +383,18 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
     """Returns a note on how the requests arrive, with the likely latencies of spread arrivals where they do not."""
     if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
-    if load_point.load.concurrency <= 1 or serve_study.trace is not None:
+    if load_point.replica_latencies.concurrency <= 1 or serve_study.trace is not None:
         return []
-    if server.group is not None:
+    if server.disaggregated_server is not None:
         return [
             "replicas for prompts compute them one by one, so that requests end apart and arrivals are spread; where "
-            f"all arrive at once the first token likely takes {duration_text(load_point.load.ttft_of_burst)}; times "
+            f"all arrive at once the first token likely takes "
+            f"{duration_text(load_point.replica_latencies.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
     spread_texts, wave_texts = (
-        (duration_text(load.ttft), duration_text(load.tpot)) for load in (load_point.spread_load, load_point.load)
+        (duration_text(load.ttft), duration_text(load.tpot))
+        for load in (load_point.spread_latencies, load_point.replica_latencies)
     )
     if spread_texts == wave_texts:
         return []
@@ -395,7 +409,7 @@ def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
     arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
         f"{AT_RISK}: {arrival_text} the first token likely comes within "
-        f"{duration_text(load_point.load.ttft)}, and its range ends at "
+        f"{duration_text(load_point.replica_latencies.ttft)}, and its range ends at "
         f"{duration_text(float(load_point.ttft.high))}; of measured servers at risk "
         f"{AT_RISK_IN_BURST if server.arrives_in_waves else AT_RISK_IF_SPREAD} kept the limit"
     )
@@ -403,22 +417,22 @@ def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     if chosen_server is None or servers.traces:
         return []
     cheapest_rate, cheapest_server = max(
         (
             (load_point.tokens_per_second_per_device, server)
             for server, load_point, is_within_limits in zip(
-                servers.servers, servers.points, servers.limit_verdicts, strict=True
+                servers.servers, servers.load_points, servers.limit_verdicts, strict=True
             )
             if is_within_limits and load_point is not None
         ),
         key=lambda candidate: candidate[0],
     )
-    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.point.tokens_per_second_per_device):
+    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.load_point.tokens_per_second_per_device):
         return []
-    relative_gain = cheapest_rate / chosen_server.point.tokens_per_second_per_device - 1
+    relative_gain = cheapest_rate / chosen_server.load_point.tokens_per_second_per_device - 1
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
         f"{units.percent(relative_gain, 1)} more tokens/s of a device, within {TIE * 100:g} %: a tie"
@@ -481,9 +495,12 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
-    if server.group is None:
+    if server.disaggregated_server is None:
         return None
-    return {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
+    return {
+        "prefill": server.disaggregated_server.prefill_replicas,
+        "decode": server.disaggregated_server.decode_replicas,
+    }
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
@@ -499,7 +516,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "curve": [point_data(load_point) for load_point in server_curve],
             "trace": _times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
         }
-        for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
+        for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.load_curves, strict=True))
     ]
     shown_point = _point_with_shown_errors(servers)
     return {
@@ -565,18 +582,18 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
 
     None starts requests beyond the model's table of learned positions.
     """
-    if server.group is not None or _exceeds_learned_positions(serve_study):
+    if server.disaggregated_server is not None or _exceeds_learned_positions(serve_study):
         return None
     return start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
 
 
 def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
-    chosen_server = servers.chosen
+    chosen_server = servers.chosen_server
     if chosen_server is None:
         return None
-    server = servers.servers[chosen_server.index]
+    server = servers.servers[chosen_server.server_index]
     return {
-        "server": chosen_server.index,
+        "server": chosen_server.server_index,
         "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
@@ -584,8 +601,8 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.arrives_in_waves,
         "spread": {
-            latency_name: round_to_digits(getattr(chosen_server.point.spread_load, latency_name))
+            latency_name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, latency_name))
             for latency_name in ("ttft", "tpot")
         },
-        **point_data(chosen_server.point),
+        **point_data(chosen_server.load_point),
     }

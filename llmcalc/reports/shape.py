@@ -222,8 +222,8 @@ def _proportions_text(shape_study: ShapeStudy) -> dict[str, Any]:
 
 def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
     findings_data: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
-    if shape_study.scaled is not None:
-        hidden_size, layers, aspect_ratio = shape_study.scaled
+    if shape_study.scaled_target is not None:
+        hidden_size, layers, aspect_ratio = shape_study.scaled_target
         findings_data[-1]["scaled_from_target"] = {
             "hidden_size": hidden_size,
             "num_hidden_layers": layers,
@@ -329,8 +329,8 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
             units.count(TOKENS_PER_PARAMETER * parameters) for parameters in _active_parameters(shape_study)
         )
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens_text} tokens here")
-    if shape_study.scaled is not None:
-        hidden_size, layers, aspect_ratio = shape_study.scaled
+    if shape_study.scaled_target is not None:
+        hidden_size, layers, aspect_ratio = shape_study.scaled_target
         notes.append(
             f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
             f"{hidden_size:,.0f}, L = {layers:.0f}. The exponents are that preprint's, the constant is the model's; "

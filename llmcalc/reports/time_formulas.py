@@ -31,7 +31,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any
             symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
         },
     }
-    total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
+    total_seconds = sum(formula.seconds * formula.repeat_count for formula in formulas)
     run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
     legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
@@ -46,7 +46,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any
 def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     """Returns the symbols that occur in the formulas."""
     formula_words = {
-        word for formula in time_formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()
+        word for formula in time_formulas for word in formula.symbolic_text.replace("(", " ").replace(")", " ").split()
     }
     return [
         symbol_name
@@ -57,12 +57,12 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
 
 def _formula_row(formula: TimeFormula) -> Row:
     kernel_text = f"{formula.kernel}, backward" if formula.backward else formula.kernel
-    formula_text = f"{formula.symbolic} = {formula.substituted}"
+    formula_text = f"{formula.symbolic_text} = {formula.substituted_text}"
     return row(
         f"{formula.path}: {kernel_text}",
         formula_text,
         DisplayedValue(formula.seconds, duration_text(formula.seconds)),
-        formula.repeat,
+        formula.repeat_count,
     )
 
 
@@ -73,10 +73,10 @@ def _formula_record(formula: TimeFormula) -> dict[str, Any]:
         "quantity": "time",
         "kernel": formula.kernel,
         "backward": formula.backward,
-        "symbolic": formula.symbolic,
-        "substituted": formula.substituted,
+        "symbolic": formula.symbolic_text,
+        "substituted": formula.substituted_text,
         "value": formula.seconds,
         "unit": "s",
-        "repeat": formula.repeat,
+        "repeat": formula.repeat_count,
         "source": formula.source,
     }

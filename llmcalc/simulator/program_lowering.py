@@ -232,7 +232,9 @@ class ProgramLowering(CacheTensors):
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the executed alternative of a step."""
-        return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
+        return alternatives.branches[
+            self.run_config.execution.choose_form(alternatives.branches, self.run_config.workload)
+        ]
 
     def run_alternatives(self, alternatives: AlternativeBranches) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""

@@ -49,11 +49,11 @@ RANK = 16
 class SettingChange:
     """A change of settings. option: the settings as command-line options.
 
-    fit: the required bytes and the verdict with the change.
+    changed_fit: the required bytes and the verdict with the change.
     """
 
     option: str
-    fit: MemoryFit
+    changed_fit: MemoryFit
 
 
 @frozen
@@ -314,12 +314,12 @@ def _memory_saving_changes(
     candidates: list[SettingChange] = []
     for change_group in change_groups:
         candidates += evaluate_changes(change_group)
-        if any(setting_change.fit.verdict != "no" for setting_change in candidates):
+        if any(setting_change.changed_fit.verdict != "no" for setting_change in candidates):
             break
-    fitting_changes = [setting_change for setting_change in candidates if setting_change.fit.verdict != "no"]
+    fitting_changes = [setting_change for setting_change in candidates if setting_change.changed_fit.verdict != "no"]
     insufficient_changes = sorted(
-        (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
-        key=lambda setting_change: setting_change.fit.needed_bytes,
+        (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
+        key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
     return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
@@ -368,7 +368,7 @@ def _evaluate_changes(
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed_bytes or (
-            least_bytes > current_fit.capacity
+            least_bytes > current_fit.capacity_bytes
             and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= NEAREST
         )
 

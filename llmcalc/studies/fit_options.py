@@ -92,7 +92,7 @@ class _RunOnDevices(NamedTuple):
         default_runtime: a runtime with which the memory is known already.
         """
         default_fit = self.memory_on(default_runtime).fit_on(hardware)
-        fits_without_overhead = _bytes_without_overhead(default_fit, default_runtime) <= default_fit.capacity
+        fits_without_overhead = _bytes_without_overhead(default_fit, default_runtime) <= default_fit.capacity_bytes
         return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else default_fit
 
     def with_most_replicas(
@@ -224,7 +224,7 @@ def hardware_options(
             key=lambda hardware_option: (
                 ("fits", "tight", "no").index(hardware_option.fit.verdict),
                 needs_bfloat16 and not hardware_option.fit.hardware.multiplies_bfloat16,
-                hardware_option.devices * hardware_option.fit.capacity,
+                hardware_option.devices * hardware_option.fit.capacity_bytes,
                 hardware_option.devices,
                 hardware_option.fit.hardware.name,
             ),

@@ -27,7 +27,7 @@ class Candidate:
     count_sent_bytes: counts the bytes that a rank sends per step; None if the layout does not fit.
     seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
     is_replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
-    upper_bound: upper bound of device_bytes; equal to it after a replay.
+    upper_bound_bytes: upper bound of device_bytes; equal to it after a replay.
     recompute: value of `--recompute`; empty for the run's own setting.
     """
 
@@ -38,7 +38,7 @@ class Candidate:
     count_sent_bytes: Callable[[], int] | None
     seconds: float | None = None
     is_replayed: bool = False
-    upper_bound: int = 0
+    upper_bound_bytes: int = 0
     recompute: str = AS_CONFIGURED
 
     @property

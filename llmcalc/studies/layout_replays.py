@@ -128,7 +128,7 @@ class LayoutReplays:
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
             that is not known yet.
         """
-        if not self._calls.forks:
+        if not self._calls.can_fork:
             return
         for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:

@@ -364,7 +364,9 @@ def plan_of(
         return float(training_times_with(recompute).step(layout, micro_batch_count).seconds)
 
     def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        return layout_estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
+        return layout_estimates.with_recompute(recompute).estimates_as_configured.lower_bound_bytes(
+            layout, micro_batch_count
+        )
 
     def exceeds(layout: Layout, micro_batch_count: int, recompute: str, is_too_large: Callable[[int], bool]) -> bool:
         memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
@@ -480,7 +482,7 @@ def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: in
     """Whether the tensors of a layout's largest rank fit."""
     try:
         return (
-            memory_estimate.least_bytes(layout) <= capacity
+            memory_estimate.lower_bound_bytes(layout) <= capacity
             and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
         )
     except InputError:
@@ -702,7 +704,7 @@ class LayoutOrder:
         candidate_bytes = self.replayed_bytes(
             candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
         )
-        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, is_replayed=True)
+        return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
 
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
@@ -796,7 +798,7 @@ class LayoutOrder:
                 self.capacity,
                 cached_sent_bytes,
                 step_seconds,
-                upper_bound=self.estimate_errors.upper_bound(tensor_bytes),
+                upper_bound_bytes=self.estimate_errors.upper_bound(tensor_bytes),
                 recompute=recompute,
             )
             if may_fit:

@@ -79,7 +79,7 @@ class _PhaseCalculator:
         )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
-        self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
+        self.model = EngineRank(preset, cluster.layout, 0, includes_towers=False)
         self.engine = None if rollout.shares_weights else self._engine_memory(hardware)
         self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
 
@@ -87,7 +87,7 @@ class _PhaseCalculator:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
             memory_share
-            for least_gib, memory_share in self.rollout.shares_by_capacity
+            for least_gib, memory_share in self.rollout.memory_fractions_by_capacity
             if device_capacity >= least_gib << 30
         )
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
@@ -156,9 +156,9 @@ class _PhaseCalculator:
         yield "reward", self.rollout.reward_model
 
     def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
-        parameters = model.parameters or self.cluster.memory.states.parameter_count.total
+        parameters = model.parameter_count or self.cluster.memory.states.parameter_count.total
         return PhaseTerm(
-            model_name, parameters * model.bytes_per_weight // model.ranks, "estimate", self.rollout.source
+            model_name, parameters * model.bytes_per_weight // model.rank_count, "estimate", self.rollout.source
         )
 
     def _critic_terms(self) -> PhaseTerm:
@@ -168,7 +168,7 @@ class _PhaseCalculator:
         return PhaseTerm("critic", state_bytes, "estimate", f"as large as the trained model; {self.rollout.source}")
 
     def _context_term(self) -> PhaseTerm:
-        process_count = 2 if self.rollout.is_own_process and self.rollout.engine else 1
+        process_count = 2 if self.rollout.is_separate_process and self.rollout.engine else 1
         return PhaseTerm("context", process_count * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *term_names: str) -> Iterator[PhaseTerm]:
@@ -190,7 +190,7 @@ class _PhaseCalculator:
             return
         term_names = ["non_torch", "cuda_graphs"]
         if not self.rollout.sleeps_while_idle:
-            term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
+            term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_separate_process else [])]
         yield from self._engine_terms(*term_names)
 
     def _rollout_terms(self) -> Iterator[PhaseTerm]:
@@ -208,10 +208,12 @@ class _PhaseCalculator:
 
     def _largest_matrix_bytes(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
-        dense_width, _, experts = EngineRank(self.preset, with_towers=False).widest_networks
+        dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_networks
         hidden_size = self.model.hidden_size
         matrix_width = max(
-            dense_width, self.model.vocab_size, 0 if experts is None else experts.expert_count * experts.width
+            dense_width,
+            self.model.vocab_size,
+            0 if experts is None else experts.expert_count * experts.intermediate_size,
         )
         return 2 * matrix_width * hidden_size
 
@@ -229,7 +231,7 @@ class _PhaseCalculator:
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
-        row_count = rollout.sequences * rollout.logit_tokens
+        row_count = rollout.sequence_count * rollout.logit_tokens_per_sequence
         yield PhaseTerm("logits", row_count * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
         yield from self._idle_engine_terms()
@@ -240,9 +242,9 @@ class _PhaseCalculator:
         dense_width, is_gated, experts = self.model.widest_networks
         network_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
-            network_width = max(network_width, experts.top_k * 3 * experts.width)
+            network_width = max(network_width, experts.top_k * 3 * experts.intermediate_size)
         element_bytes = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
-        row_count = self.rollout.sequences * self.rollout.tokens
+        row_count = self.rollout.sequence_count * self.rollout.tokens_per_sequence
         return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + network_width)
 
     def _update_terms(self) -> Iterator[PhaseTerm]:

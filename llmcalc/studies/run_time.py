@@ -444,7 +444,7 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     )
     return Adapters(
         run_adapters.rank,
-        run_adapters.targets,
+        run_adapters.target_names,
         float(bits_per_element),
         base_inputs_are_fp32=is_in_4_bits and model_memory.states.dtype == "float32",
         quantized_experts=is_in_4_bits and run_adapters.quantized_experts,

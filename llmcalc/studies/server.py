@@ -81,7 +81,8 @@ class LayoutSizes:
 class LoadPoint:
     """A server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
 
-    load: load of one replica, as its requests arrive. spread_load: the same requests where arrivals are spread.
+    replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
+        are spread.
 
     concurrency: requests in all replicas; of a rate of arrivals their mean number, which may be less than one.
     cost_per_million: money of a million output tokens; None without a price.
@@ -89,8 +90,8 @@ class LoadPoint:
 
     concurrency: float
     devices: int
-    load: LoadLatencies
-    spread_load: LoadLatencies
+    replica_latencies: LoadLatencies
+    spread_latencies: LoadLatencies
     replicas: int
     ttft: TimeRange
     tpot: TimeRange
@@ -98,7 +99,7 @@ class LoadPoint:
 
     @property
     def output_tokens_per_second(self) -> float:
-        return self.replicas * self.load.output_tokens_per_second
+        return self.replicas * self.replica_latencies.output_tokens_per_second
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -108,7 +109,7 @@ class LoadPoint:
     @property
     def end_to_end_seconds(self) -> RangedAmount:
         """The seconds from a request's arrival to its last token, with a range summed from those of TTFT and TPOT."""
-        further_tokens = self.load.output_tokens - 1
+        further_tokens = self.replica_latencies.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
@@ -122,7 +123,8 @@ class Server:
     most_sequences: requests that a replica, or a group of them, holds.
     replicas: number of copies. price: money of a device and hour; None if not given.
     flags: the engine's flags that start a replica.
-    group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
+    disaggregated_server: the replicas for prompts and those that decode, of which there are `replicas` groups; None if
+        each does both.
     has_equal_requests: whether a fixed number of equal requests is in the server at any time; default false, for a rate
         of arrivals and for a trace.
     """
@@ -136,12 +138,16 @@ class Server:
     flags: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
     price: float | None = None
-    group: DisaggregatedServer | None = None
+    disaggregated_server: DisaggregatedServer | None = None
     has_equal_requests: bool = False
 
     @property
     def devices(self) -> int:
-        return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
+        return (
+            self.sizes.devices
+            * self.replicas
+            * (1 if self.disaggregated_server is None else self.disaggregated_server.replicas)
+        )
 
     @property
     def arrives_in_waves(self) -> bool:
@@ -150,17 +156,17 @@ class Server:
         Equal requests at a fixed concurrency do, as those of `vllm bench serve --max-concurrency`
         (tests/data/timing/CAUSES.md). Replicas for prompts compute them one by one, so that their requests end apart.
         """
-        return self.has_equal_requests and self.group is None
+        return self.has_equal_requests and self.disaggregated_server is None
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
         return self._load_as_requests_arrive(self._spread_latencies(concurrency))
 
     def _spread_latencies(self, concurrency: float) -> LoadLatencies:
-        return (self.replica if self.group is None else self.group).latencies(concurrency)
+        return (self.replica if self.disaggregated_server is None else self.disaggregated_server).latencies(concurrency)
 
     def _load_as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
-        return spread_load.in_waves if self.arrives_in_waves else spread_load
+        return spread_load.latencies_in_waves if self.arrives_in_waves else spread_load
 
     @property
     def kv_tokens(self) -> int:
@@ -174,7 +180,7 @@ class Server:
         """
         replica = self.replica
         untested_reason = untested_layout_text(replica.stack, replica.layout)
-        untested_reason = untested_reason if self.group is None else "prompts on replicas of their own"
+        untested_reason = untested_reason if self.disaggregated_server is None else "prompts on replicas of their own"
         untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
         return expected_range(
             seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds

@@ -135,30 +135,30 @@ def _replica_layouts(
 
 @frozen
 class ChosenServer:
-    """The cheapest server within the limits, with the load. index: the server's index."""
+    """The cheapest server within the limits, with the load. server_index: the server's index."""
 
-    index: int
-    point: LoadPoint
+    server_index: int
+    load_point: LoadPoint
 
 
 @frozen
 class StudiedServers:
     """The serving configurations that were tried for a model, and their points of load.
 
-    servers: all that fit, the fewest devices first. curves: the points of each.
-    points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
+    servers: all that fit, the fewest devices first. load_curves: the points of each.
+    load_points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
     pareto_front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
-    chosen: the cheapest that keeps the limits; None if none does.
+    chosen_server: the cheapest that keeps the limits; None if none does.
     rejection_counts: reason → number of servers and layouts that it rules out.
     limit_verdicts: of each, whether it keeps the limits.
     traces: times of the requests of a trace on each; empty without one.
     """
 
     servers: tuple[Server, ...]
-    curves: tuple[tuple[LoadPoint, ...], ...]
-    points: tuple[LoadPoint | None, ...]
+    load_curves: tuple[tuple[LoadPoint, ...], ...]
+    load_points: tuple[LoadPoint | None, ...]
     pareto_front: tuple[tuple[int, float], ...]
-    chosen: ChosenServer | None
+    chosen_server: ChosenServer | None
     rejection_counts: dict[str, int]
     limit_verdicts: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
@@ -317,17 +317,17 @@ class ServeStudy:
             used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
             used_flags |= self._exchange_flags(layout, used_flags)
             model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            if model_memory.most_sequences:
-                used_flags |= {engine.step_sequences: model_memory.most_sequences}
+            if model_memory.largest_request_limit:
+                used_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
                 model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             request_capacity = int(model_memory.kv_tokens // request_tokens)
-            if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
+            if not model_memory.can_start or model_memory.kv_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
             memory_with_formats = self.memory_by_formats[quantize, kv_dtype]
             number_formats = inference_formats(memory_with_formats, self.request_sizes.mean_context).formats_on(
                 self.device
             )
-            most_step_tokens = model_memory.settings.get(engine.step_tokens)
+            most_step_tokens = model_memory.settings.get(engine.batch_tokens_flag)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -350,7 +350,7 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.state_requests)
+        request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.requests_with_states)
         requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, requests_per_rank) * layout_sizes.dp
         engine_flags = {
@@ -401,13 +401,19 @@ class ServeStudy:
                 )
             replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(
-            server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode_replicas
+            server,
+            disaggregated_server=replica_group,
+            most_sequences=server.most_sequences * replica_group.decode_replicas,
         )
 
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or replica groups; None if the load determines the number."""
         replicas = self.sizes.replicas(server.sizes)
-        return replicas if replicas is None or server.group is None else replicas // server.group.replicas
+        return (
+            replicas
+            if replicas is None or server.disaggregated_server is None
+            else replicas // server.disaggregated_server.replicas
+        )
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for load and latencies, or the reason for none.
@@ -427,7 +433,7 @@ class ServeStudy:
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         load_point = sized_server.load_point(concurrency)
-        return sized_server, load_point, latency_limits.violated_limits(load_point.load)
+        return sized_server, load_point, latency_limits.violated_limits(load_point.replica_latencies)
 
     def _sized_server_for_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
@@ -439,7 +445,7 @@ class ServeStudy:
         load_point = sized_server.point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        return sized_server, load_point, self.latency_limits.violated_limits(load_point.load)
+        return sized_server, load_point, self.latency_limits.violated_limits(load_point.replica_latencies)
 
 
 def _cheapest_server_index(
@@ -484,12 +490,12 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
         kv_dtype, (kv_dtype,)
     )
     flag_value = next(
-        (flag_word for prefix in dtype_prefixes for flag_word in format_flag.words if flag_word.startswith(prefix)),
+        (flag_word for prefix in dtype_prefixes for flag_word in format_flag.choices if flag_word.startswith(prefix)),
         None,
     )
     if flag_value is None:
         raise InputError(
-            f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"
+            f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.choices)}"
         )
     return {format_flag.field_name: flag_value}
 

@@ -353,7 +353,7 @@ class ShapeStudy:
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched_count: number of shapes that were counted in the search.
-    scaled: (h, L, compute over the model's) extrapolated from the model with published exponents.
+    scaled_target: (h, L, compute over the model's) extrapolated from the model with published exponents.
     """
 
     family: ShapeFamily
@@ -363,7 +363,7 @@ class ShapeStudy:
     dtype: str
     shapes: tuple[ModelShape, ...]
     searched_count: int
-    scaled: tuple[float, float, float] | None
+    scaled_target: tuple[float, float, float] | None
 
 
 def find_shapes(

@@ -47,19 +47,19 @@ class TimeFormula:
     """The closed form of the seconds of one kernel.
 
     path: path of its node. kernel: what it does. backward: whether it runs in the backward pass.
-    symbolic, substituted: its closed form in symbols, and with numbers.
+    symbolic_text, substituted_text: its closed form in symbols, and with numbers.
     seconds: the value.
-    repeat: how often it runs in a pass of the model.
+    repeat_count: how often it runs in a pass of the model.
     source: where the shares come from.
     """
 
     path: str
     kernel: str
     backward: bool
-    symbolic: str
-    substituted: str
+    symbolic_text: str
+    substituted_text: str
     seconds: float
-    repeat: int
+    repeat_count: int
     source: str
 
 
@@ -209,7 +209,7 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
     rate_text = f"({_number_text(device.memory_bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
-        cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
+        cache_bytes = float(kernel.cache_elements) * time_estimator.number_formats.cache_bits / 8
         bandwidth_share = seconds * device.memory_bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
         unit_ratio = 1 / (bandwidth_share - 1)
         return _FormulaTerm(

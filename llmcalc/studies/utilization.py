@@ -127,7 +127,7 @@ class MeasuredRun:
             raise InputError("--tokens-per-second: needs the accelerator; add --hardware, such as h100")
 
     @property
-    def is_given(self) -> bool:
+    def has_rate(self) -> bool:
         return self.tokens_per_second is not None
 
     def compare(self, model_count: FlopCount, kernel_count: FlopCount) -> Utilization:

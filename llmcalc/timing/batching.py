@@ -111,7 +111,7 @@ class LoadLatencies:
         return self.ttft + (self.output_tokens - 1) * self.tpot
 
     @property
-    def in_waves(self) -> LoadLatencies:
+    def latencies_in_waves(self) -> LoadLatencies:
         """The latencies if all requests arrive at once, and the next ones when these end."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 

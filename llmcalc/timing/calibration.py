@@ -101,19 +101,21 @@ class LinearizedRuns:
     """The estimates of several runs, linearized in the four factors."""
 
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
-        self.measured: list[float] = [measured_run.seconds for measured_run in measured_runs]
-        self.parts: list[tuple[float, ...]] = [
+        self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
+        self.seconds_by_factor: list[tuple[float, ...]] = [
             tuple(_seconds_by_factor(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
-        remaining_runs.measured = [
-            seconds for run_index, seconds in enumerate(self.measured) if run_index not in run_indices
+        remaining_runs.measured_seconds = [
+            seconds for run_index, seconds in enumerate(self.measured_seconds) if run_index not in run_indices
         ]
-        remaining_runs.parts = [
-            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in run_indices
+        remaining_runs.seconds_by_factor = [
+            seconds_by_factor
+            for run_index, seconds_by_factor in enumerate(self.seconds_by_factor)
+            if run_index not in run_indices
         ]
         return remaining_runs
 
@@ -127,7 +129,7 @@ class LinearizedRuns:
                 )
                 / measured_seconds
             )
-            for seconds_by_factor, measured_seconds in zip(self.parts, self.measured, strict=True)
+            for seconds_by_factor, measured_seconds in zip(self.seconds_by_factor, self.measured_seconds, strict=True)
         ]
 
 
@@ -191,7 +193,7 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
             for row_index in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
-        for log_error, seconds_by_factor in zip(log_errors, linearized_runs.parts, strict=True):
+        for log_error, seconds_by_factor in zip(log_errors, linearized_runs.seconds_by_factor, strict=True):
             weight = 1 / (error_scale**2 + log_error**2)
             estimated_seconds = sum(map(operator.mul, factors, seconds_by_factor))
             factor_shares = [
@@ -430,7 +432,7 @@ def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
-    run_count = len(linearized_runs.measured)
+    run_count = len(linearized_runs.measured_seconds)
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):

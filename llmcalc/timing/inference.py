@@ -53,7 +53,7 @@ def forward_pass(
         batch_count = ceil_div(timed_pass.rank_work.tokens, software_stack.prompt_batch)
         pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
-        timed_pass = timed_pass.scaled(pipeline_share)
+        timed_pass = timed_pass.scaled_by(pipeline_share)
     hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = software_stack.host_step + (software_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)

@@ -41,7 +41,7 @@ class Kernel:
     kind: what it does.
     layer_kind_index: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
     runs_per_layer: how often it runs in one such layer.
-    verb: the recorder's verb of its first step.
+    step_verb: the recorder's verb of its first step.
     m, n, k: rows, outputs and inputs of a product. Of attention, m is the queries of a sequence, n the keys, k the
         width of a value.
     weight_elements: elements of the weight; of experts, of a single expert.
@@ -50,7 +50,7 @@ class Kernel:
     cache_elements: elements of the cache that it reads.
     heads, kv_heads, key_width, keys_per_query: attention heads, key heads, width of a key, and keys per query.
     head_padding_ratio: query heads that the kernel computes, over those of this rank.
-    experts: number of experts of this rank.
+    expert_count: number of experts of this rank.
     selection_chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
     launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
@@ -63,7 +63,7 @@ class Kernel:
     kind: KernelKind
     layer_kind_index: int
     runs_per_layer: Number
-    verb: str = ""
+    step_verb: str = ""
     m: Number = 0
     n: Number = 0
     k: Number = 0
@@ -76,7 +76,7 @@ class Kernel:
     key_width: Number = 128
     keys_per_query: Number = 0
     head_padding_ratio: Number = 1
-    experts: Number = 1
+    expert_count: Number = 1
     selection_chance: float = 1.0
     routed_tokens: Number = 1
     launches: tuple[int, int] = (1, 2)
@@ -88,7 +88,7 @@ class Kernel:
 class Adapters(NamedTuple):
     """Low-rank adapters of frozen weights.
 
-    rank: inner width. targets: names of the adapted linear layers.
+    rank: inner width. target_modules: names of the adapted linear layers.
     base_bits: bits of an element of the layers' frozen linear weights with its scales, which are dequantized for each
         product; 0 (default) for weights in 16 bits.
     base_inputs_are_fp32: whether the inputs and outputs of dequantized layers are in float32, as after
@@ -97,7 +97,7 @@ class Adapters(NamedTuple):
     """
 
     rank: int
-    targets: frozenset[str]
+    target_modules: frozenset[str]
     base_bits: float = 0.0
     base_inputs_are_fp32: bool = False
     quantized_experts: bool = False

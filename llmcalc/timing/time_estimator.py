@@ -182,7 +182,7 @@ def _is_captured(kernel: Kernel, captured_modules: tuple[str, ...]) -> bool:
     """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
-    path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
+    path_in_layer = f"{kernel.path}.{kernel.step_verb}.".partition(".")[2]
     return path_in_layer == "add." or path_in_layer.startswith(_captured_prefixes(captured_modules))
 
 
@@ -202,7 +202,7 @@ class TimedPass:
     operations: list[TimedOperation]
     host_launch: float = 1.0
 
-    def scaled(self, factor: Number) -> TimedPass:
+    def scaled_by(self, factor: Number) -> TimedPass:
         """Returns the pass with each kernel and message in `factor` times its seconds."""
         scaled_operations = [
             replace(operation, **{time_part: factor * getattr(operation, time_part) for time_part in TIME_PARTS})
@@ -247,7 +247,7 @@ class TimedPass:
         captured_modules: names of `GRAPH_MODULES`, whose kernels graphs launch.
         """
         return sum(
-            kernel.runs_per_layer * kernel_counts.get(kernel.verb, kernel.launches)[is_backward]
+            kernel.runs_per_layer * kernel_counts.get(kernel.step_verb, kernel.launches)[is_backward]
             for kernel in self.rank_work.kernels
             if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
@@ -255,7 +255,7 @@ class TimedPass:
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: tuple[str, ...] = ()) -> Number:
         """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
-            kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]
+            kernel.runs_per_layer * kernel.expert_count * kernel.launches[is_backward]
             for kernel in self.rank_work.kernels
             if kernel.layer_kind_index == layer
             and kernel.kind == "experts"
@@ -275,7 +275,7 @@ class TimedPass:
             kernel.runs_per_layer * operation_counts[divided_kind][is_backward]
             for kernel in self.rank_work.kernels
             for divided_kind in divided_kinds
-            if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.verb)
+            if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.step_verb)
         )
 
     @property
@@ -320,7 +320,7 @@ class TimeEstimator:
 
     device: Device
     stack: TimeStack
-    formats: NumberFormats
+    number_formats: NumberFormats
     rank_pass: RankPass
 
     @property
@@ -390,7 +390,7 @@ class TimeEstimator:
         )(kernel)
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
-        launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
+        launch_counts = self.stack.kernels.get(kernel.step_verb, kernel.launches) if is_in_graph else kernel.launches
         for is_backward, compute_seconds, memory_seconds in seconds_by_direction:
             if is_backward and not self.is_training:
                 continue
@@ -460,7 +460,11 @@ class TimeEstimator:
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(bytes_read_first)
             return
-        dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
+        dtype = (
+            "bf16"
+            if kernel.in_16_bits and self.number_formats.product_format != "fp32"
+            else self.number_formats.product_format
+        )
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.keeps_unaligned_sizes and dtype == "bf16":
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
@@ -487,7 +491,7 @@ class TimeEstimator:
             if kernel.is_frozen:
                 return
             backward_seconds = (
-                backward_seconds * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
+                backward_seconds * self._depth_factor(dtype, m / kernel.expert_count) * self._wave_factor(kernel, n, k)
             )
             moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
@@ -500,7 +504,7 @@ class TimeEstimator:
         Where the library has no tuned kernel for its sizes, one tile sums over the whole inner axis, block by block.
         Products of the same input are one kernel, whose first product has this time.
         """
-        if kernel.verb != "linear" or kernel.in_16_bits or not self.formats.has_block_scales:
+        if kernel.step_verb != "linear" or kernel.in_16_bits or not self.number_formats.has_block_scales:
             return seconds
         rate_share, seconds_per_inner_element, tuned_share = self.device.generation.block_scaled
         if self.stack.tunes_products:
@@ -587,8 +591,8 @@ class TimeEstimator:
         """Returns the number format in which an inference run computes a product."""
         return (
             "bf16"
-            if kernel.in_16_bits and self.formats.product_format not in (QUANTIZED, "fp32")
-            else self.formats.product_format
+            if kernel.in_16_bits and self.number_formats.product_format not in (QUANTIZED, "fp32")
+            else self.number_formats.product_format
         )
 
     def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
@@ -596,10 +600,12 @@ class TimeEstimator:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        weight_bits = self.formats.weight_bits
+        weight_bits = self.number_formats.weight_bits
         if kernel.in_16_bits:
-            wide_format_bits = weight_bits if self.formats.product_format == QUANTIZED else max(16.0, weight_bits)
-            weight_bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
+            wide_format_bits = (
+                weight_bits if self.number_formats.product_format == QUANTIZED else max(16.0, weight_bits)
+            )
+            weight_bits = wide_format_bits if self.number_formats.head_bits is None else self.number_formats.head_bits
         return element_count * weight_bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
@@ -616,17 +622,17 @@ class TimeEstimator:
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
         read_probability = 1 - (1 - kernel.selection_chance) ** tokens
-        mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
+        mean_experts, ranks = kernel.expert_count * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):
             return mean_experts
         standard_deviation = (
             mean_experts * (1 - read_probability) * (1 - 1 / ranks)
         ) ** 0.5  # of a hypergeometric number
-        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * standard_deviation)
+        return minimum(kernel.expert_count, mean_experts + _expected_maximum(ranks) * standard_deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
-        cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
+        cache_bytes = kernel.cache_elements * self.number_formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
             if self.stack.copies_cache:  # reads the cache and writes it with the token's entries
@@ -681,7 +687,7 @@ class TimeEstimator:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.is_training else self._inference_format(kernel)
         product_rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
-        cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
+        cache_bytes = kernel.cache_elements * self.number_formats.cache_bits / 8
         for is_backward in (False, True):
             memory_seconds = self.device.memory_seconds(
                 2.0 * kernel.moved_elements[is_backward] + (0.0 if is_backward else cache_bytes)
@@ -690,7 +696,7 @@ class TimeEstimator:
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
-        weight = kernel.weight_elements * (2.0 if self.is_training else self.formats.weight_bits / 8)
+        weight = kernel.weight_elements * (2.0 if self.is_training else self.number_formats.weight_bits / 8)
         for is_backward in (False, True):
             compute_seconds = self.device.scan_seconds(kernel.flops[is_backward])
             yield (
@@ -704,7 +710,7 @@ class TimeEstimator:
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
+        traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.step_verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             traffic_factor = 0.0
         for is_backward in (False, True):
@@ -773,7 +779,7 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
         if message.process_group == "ep" and message.collective_kind != "all_to_all":
             is_cast = message.collective_kind == "all_gather" and self.stack.gathers_casts
-            byte_share = BYTES.get(self.formats.product_format, 2.0) / 2 if is_cast else 1.0
+            byte_share = BYTES.get(self.number_formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
                 message.collective_kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
@@ -815,7 +821,9 @@ class TimeEstimator:
         """
         ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
         share_of_16_bits = (
-            0.5 if layer_message.is_dispatch and self.formats.product_format == "fp8" and not self.is_training else 1.0
+            0.5
+            if layer_message.is_dispatch and self.number_formats.product_format == "fp8" and not self.is_training
+            else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits

@@ -37,12 +37,12 @@ MOST_STEPS = 400_000
 class StepBudget:
     """The number of steps that may still be simulated for a question."""
 
-    remaining: int = MOST_STEPS
+    remaining_steps: int = MOST_STEPS
 
     def spend_step(self) -> None:
         """Spends a step. Raises `InputError` if none is left."""
-        self.remaining -= 1
-        if self.remaining < 0:
+        self.remaining_steps -= 1
+        if self.remaining_steps < 0:
             raise InputError(
                 f"--trace: its servers take more than {MOST_STEPS:,} steps to simulate; expected fewer requests, or "
                 "--tp and --devices for fewer servers"

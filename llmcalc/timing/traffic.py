@@ -64,6 +64,6 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
     """Returns the memory traffic of fused attention in bytes: cache, 16-bit queries, results, and new prompt keys."""
-    cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
+    cache_bytes = float(kernel.cache_elements) * time_estimator.number_formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
     return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.key_width + kernel.k)

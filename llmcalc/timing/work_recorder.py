@@ -150,7 +150,7 @@ class WorkRecorder(PlacementTracker):
             if not isinstance(scope_item, AlternativeBranches):
                 yield scope_item
                 continue
-            branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
+            branch_name = self.full_run.execution.choose_form(scope_item.branches, self.full_run.workload)
             if (
                 self.rank_pass.padded_sparse_heads
                 and "absorbed" in scope_item.branches
@@ -478,7 +478,7 @@ class WorkRecorder(PlacementTracker):
         if self.rank_pass.adapters.base_bits:
             has_backward = bool(self.has_gradient and gradient_flops)
             self._add_dequantization(row_count, x.width, y.width, is_in_16_bits, has_backward)
-        if module_name in self.rank_pass.adapters.targets:
+        if module_name in self.rank_pass.adapters.target_modules:
             self._add_adapter(self.rank_pass.adapters.rank, row_count, x.width, y.width)
 
     def _add_dequantization(
@@ -577,7 +577,7 @@ class WorkRecorder(PlacementTracker):
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
             is_frozen=self.rank_pass.adapters is not None,
-            experts=rank_share(experts, ep),
+            expert_count=rank_share(experts, ep),
             selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(row_count * ep, top_k),
         )

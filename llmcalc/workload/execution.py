@@ -80,7 +80,7 @@ class Execution:
     recompute: Recompute = NONE
     mla: LatentForm = "auto"
 
-    def form(self, form_names: Iterable[str], workload: Workload) -> str:
+    def choose_form(self, form_names: Iterable[str], workload: Workload) -> str:
         """Returns the form of a step among the allowed `form_names`. The first form is the default."""
         default_form, *other_forms = form_names
         return next((form_name for form_name in other_forms if self._is_form_used(form_name, workload)), default_form)

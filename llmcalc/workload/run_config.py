@@ -20,13 +20,13 @@ class RunConfig:
     workload: what is run.
     counting: the counting conventions.
     execution: how it is executed.
-    sequence_ranks: over how many ranks each sequence is divided, each of which computes as much, 1 by default.
+    ranks_per_sequence: over how many ranks each sequence is divided, each of which computes as much, 1 by default.
     """
 
     workload: Workload
     counting: Counting = AS_EXECUTED
     execution: Execution = EAGER
-    sequence_ranks: int = 1
+    ranks_per_sequence: int = 1
 
     @property
     def batch(self) -> Number:
@@ -70,7 +70,7 @@ class RunConfig:
 
     def rank_share(self, flops: Number) -> Number:
         """Returns the FLOPs of one rank, rounded down, if a group of ranks divides the sequences evenly."""
-        return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
+        return flops if self.ranks_per_sequence == 1 else floor_div(flops, self.ranks_per_sequence)
 
     def with_workload(self, **changed_fields: Any) -> RunConfig:
         """Returns a copy with changed fields of the workload."""

@@ -57,7 +57,7 @@ class Setting:
     completions: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
-    parse: what reads a value, and checks it, in place of the check of its type.
+    parse_value: what reads a value, and checks it, in place of the check of its type.
     substitute: what says the same in the phases in which it means nothing; empty for nothing.
     replacements: word that it does not take → what an error says to type in its place; none by default.
     """
@@ -77,17 +77,17 @@ class Setting:
     is_common: bool = False
     completions: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
-    parse: Check | None = None
+    parse_value: Check | None = None
     substitute: str = ""
     replacements: Mapping[str, str] | None = None
 
 
 @frozen(slots=True)
 class DeclaredSetting:
-    """A setting's declaration with name and type. kind: the value's type without None."""
+    """A setting's declaration with name and type. value_type: the value's type without None."""
 
     name: str
-    kind: Any
+    value_type: Any
     setting: Setting
 
     @property
@@ -96,9 +96,9 @@ class DeclaredSetting:
         return option(self.name)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def allowed_words(self) -> tuple[str, ...]:
         """The words of a `Literal`; empty for other types."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        return get_args(self.value_type) if get_origin(self.value_type) is Literal else ()
 
     def checked_value(self, raw_value: Any, option_name: str = "") -> Any:
         """Returns the checked value, or None for None. option_name: the name in errors; default the option.
@@ -106,35 +106,35 @@ class DeclaredSetting:
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
         option_name = option_name or self.option
-        if raw_value is None or self.kind is Any:
+        if raw_value is None or self.value_type is Any:
             return raw_value
-        if self.setting.parse is not None:
+        if self.setting.parse_value is not None:
             if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
                 raise InputError(f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST:,}")
-            return self.setting.parse(option_name, raw_value)
-        if self.words:
+            return self.setting.parse_value(option_name, raw_value)
+        if self.allowed_words:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
             if replacement is not None:
                 raise InputError(f"{option_name}: {short_repr(raw_value)} is not supported; expected {replacement}")
-            return validate_choice(option_name, raw_value, self.kind)
-        if self.kind is int:
+            return validate_choice(option_name, raw_value, self.value_type)
+        if self.value_type is int:
             return validate_whole(
                 option_name, length_of(option_name, raw_value), self.setting.minimum, self.setting.maximum
             )
-        if self.kind is float:
+        if self.value_type is float:
             raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
-        if self.kind is bool:
+        if self.value_type is bool:
             if not isinstance(raw_value, bool):
                 raise InputError(f"{option_name}: {short_repr(raw_value)} is not a truth value; expected true or false")
             return raw_value
-        if get_origin(self.kind) is tuple:
+        if get_origin(self.value_type) is tuple:
             if not isinstance(raw_value, Iterable):
                 raise InputError(
                     f"{option_name}: {short_repr(raw_value)} is no list; expected several values or a text"
                 )
             raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
-        elif not isinstance(raw_value, (str, self.kind)):
+        elif not isinstance(raw_value, (str, self.value_type)):
             example_value = self.setting.example or "bf16"
             raise InputError(
                 f"{option_name}: {short_repr(raw_value)} is not text; expected a name such as {example_value!r}"

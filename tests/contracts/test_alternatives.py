@@ -80,8 +80,8 @@ def test_all_forms_hold_the_same(example: Component) -> None:
 def test_each_form_runs_in_some_workload(example: Component) -> None:
     for alternatives in alternatives_in(around_a_model(example).program().root):
         names = list(alternatives.branches)
-        assert EAGER.form(names, FROM_THE_START) == names[0]
-        assert {EAGER.form(names, w) for w in WORKLOADS} == set(names)
+        assert EAGER.choose_form(names, FROM_THE_START) == names[0]
+        assert {EAGER.choose_form(names, w) for w in WORKLOADS} == set(names)
 
 
 @in_one_test
@@ -105,7 +105,7 @@ def chosen(scope: ModuleScope, run_config: RunConfig) -> ModuleScope:
     reduced_scope = ModuleScope(scope.name, scope.node_fields)
     for item in scope.items:
         if isinstance(item, AlternativeBranches):
-            name = run_config.execution.form(item.branches, run_config.workload)
+            name = run_config.execution.choose_form(item.branches, run_config.workload)
             reduced_scope.items += chosen(item.branches[name], run_config).items
         else:
             reduced_scope.items.append(chosen(item, run_config) if isinstance(item, ModuleScope) else item)

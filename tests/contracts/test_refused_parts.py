@@ -47,7 +47,7 @@ def answer(part: str, framework: str) -> set[str] | str:
         cluster = Cluster.with_framework(
             memory(spec, Settings("training", seq=16, batch=1)), LAYOUTS[framework], framework
         )
-        cluster.framework.check(cluster.memory, "")
+        cluster.framework.check_run(cluster.memory, "")
         terms = cluster.device_rank.device.terms
     except InputError as error:
         return str(error)

@@ -155,7 +155,7 @@ def test_the_modules_that_compare_are_known() -> None:
 
 
 def test_a_stated_witness_is_a_test_that_runs_the_thing() -> None:
-    missing = [(str(thing), witness.test) for thing, witness in STATED if thing not in compared(witness.test)]
+    missing = [(str(thing), witness.test_path) for thing, witness in STATED if thing not in compared(witness.test_path)]
     assert missing == []
     assert len(STATED) > 250
 
@@ -171,7 +171,7 @@ def test_what_a_test_compares_states_a_witness() -> None:
 def test_a_witness_says_what_it_is() -> None:
     """Whatever states a witness says what it is, and which test compares."""
     assert {witness.status for _, witness in STATED} == {"exact", "source", "estimate"}
-    assert all(witness.name and witness.test for _, witness in STATED)
+    assert all(witness.name and witness.test_path for _, witness in STATED)
 
 
 # --- the default --------------------------------------------------------------------------------------------------

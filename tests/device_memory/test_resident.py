@@ -121,7 +121,7 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
         == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained_parameters
     )
     assert every.adapters is not None
-    assert every.adapters.targets == frozenset(names)
+    assert every.adapters.target_names == frozenset(names)
 
 
 # The same code on arrays and symbols
@@ -176,7 +176,7 @@ def test_it_fits_to_the_last_byte() -> None:
     assert [f.verdict for f in (small, exact, large)] == ["no", "fits", "fits"]
     assert [MemoryFit(accelerator(capacity), need, 3).verdict for capacity in (need - 4, need - 3)] == ["no", "tight"]
     assert [f.left_bytes for f in (small, exact, large)] == [-1, 0, 5]
-    assert exact.share == 1
+    assert exact.used_fraction == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ FLAGS = [
     Flag(("--sizes",), "numbers"),
     Flag(("--compilation-config",), "table"),
     Flag(("--split",), "text"),
-    Flag(("--eager",), "switch", off_spellings=("--graphs",)),
+    Flag(("--eager",), "switch", disabling_spellings=("--graphs",)),
     Flag(("--prefix",), "word", ("sha", "xxh"), value_if_bare="sha"),
     Flag(("--lora",), "text", is_repeatable=True),
     Flag(("--port",), is_memory_neutral=True),
@@ -127,7 +127,7 @@ def test_suffixes_are_powers_of_ten_and_of_two() -> None:
 def test_flags_are_found_by_beginnings_of_five_letters(name: str, field: str | None, keys: tuple[str, ...]) -> None:
     match = find_flag(flags_by_spelling(FLAGS), name)
     assert (None if match is None else match.flag.field_name) == field
-    assert match is None or match.keys == keys
+    assert match is None or match.nested_keys == keys
 
 
 def test_arguments_are_split() -> None:

@@ -55,7 +55,7 @@ def test_a_shared_measurement_gives_the_bytes_of_all_layers() -> None:
         layout, stage = first_stage(20)
         (all_layers,) = estimate.measure_passes(*estimate._layout_of_layers(layout, 0, 20, stage), [None])
         extrapolated = estimate.micro_batch_bytes(layout, stage)
-        assert extrapolated.saved == all_layers.saved
+        assert extrapolated.saved_bytes == all_layers.saved_bytes
         assert extrapolated.layer_forward_peak == all_layers.layer_forward_peak
         assert extrapolated.loss_peak == all_layers.loss_peak
         assert extrapolated.head_backward_peak == all_layers.head_backward_peak
@@ -86,11 +86,11 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
         memory(estimate.spec, Settings("training", seq=256, recompute="full"))
     )
     layout = Layout(pp=2, pp_layout=(13, 14))
-    separate_bytes = recomputing_estimate.least_bytes(layout)
-    estimate.least_bytes(layout)
+    separate_bytes = recomputing_estimate.lower_bound_bytes(layout)
+    estimate.lower_bound_bytes(layout)
     recomputing_estimate.share_parameter_counts(estimate)
     assert recomputing_estimate._parameters_by_stage is estimate._parameters_by_stage
-    assert recomputing_estimate.least_bytes(layout) == separate_bytes
+    assert recomputing_estimate.lower_bound_bytes(layout) == separate_bytes
     other_format = replace(recomputing_estimate, included_parts=frozenset({"mtp"}), _parameters_by_stage={})
     other_format.share_parameter_counts(estimate)
     assert other_format._parameters_by_stage is not estimate._parameters_by_stage
@@ -123,7 +123,10 @@ def test_the_first_layers_share_a_measurement_with_few_repeats_too(recompute: st
         assert measurements == [(range(9), (4, 3))]
         (all_layers,) = estimate.measure_passes(*estimate._layout_of_layers(layout, 0, layers, stage), [None])
         shared = estimate.micro_batch_bytes(layout, stage)
-        assert (shared.saved, shared.layer_forward_peak) == (all_layers.saved, all_layers.layer_forward_peak)
+        assert (shared.saved_bytes, shared.layer_forward_peak) == (
+            all_layers.saved_bytes,
+            all_layers.layer_forward_peak,
+        )
         assert shared.layer_backward_peak == all_layers.layer_backward_peak
     estimate, measurements = estimate_of(recompute)
     estimate.micro_batch_bytes(*first_stage(4))

@@ -162,7 +162,10 @@ def test_every_second_layer_that_runs_again_sends_again() -> None:
 
 
 def test_parts_of_layers_that_run_again_are_refused() -> None:
-    for how in (Recompute(layers=True, saved_operations=PRODUCTS), Recompute(nodes=frozenset({"self_attn"}))):
+    for how in (
+        Recompute(layers=True, saved_operations=PRODUCTS),
+        Recompute(nodes=frozenset({"self_attn"})),
+    ):
         with pytest.raises(InputError, match="expected --recompute none or full"):
             placed(LLAMA, Layout(tp=TP), recompute=how)
     assert placed(LLAMA, Layout(tp=TP), recompute=Recompute(core=True)) == placed(LLAMA, Layout(tp=TP))

@@ -84,8 +84,8 @@ def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     for number, row in enumerate(table.rows):
         rank, chunk = divmod(number, found.pipeline.chunk_count)
         spans = [span for span in found.spans_by_rank[rank] if span.action.chunk_index == chunk]
-        starts = {f"{a.pass_kind}{a.micro_batch}": round(start * chart.scale) for a, start, _ in spans}
-        for text, window in zip(row.cells[at].split(" … "), chart.windows, strict=True):
+        starts = {f"{a.pass_kind}{a.micro_batch}": round(start * chart.columns_per_unit) for a, start, _ in spans}
+        for text, window in zip(row.cells[at].split(" … "), chart.shown_ranges, strict=True):
             assert len(text) == len(window)
             names = {match.group(): match.start() for match in re.finditer(r"[FBIW]\d+", text)}
             assert names == {n: start - window.start for n, start in starts.items() if start in window}

@@ -116,17 +116,17 @@ def test_the_front_and_the_load_are_those_of_the_answer() -> None:
     assert list(y) == sorted(y)
     for index in {index for index, _ in answer.pareto_front}:
         curve = points[layout_text(answer.servers[index])]
-        assert list(curve.get_ydata()) == [point.tokens_per_second_per_device for point in answer.curves[index]]
-    chosen = answer.chosen
+        assert list(curve.get_ydata()) == [point.tokens_per_second_per_device for point in answer.load_curves[index]]
+    chosen = answer.chosen_server
     (estimate,) = (line for line in load_axes.lines if line.get_label() == "estimate")
-    assert list(estimate.get_xdata()) == [point.concurrency for point in answer.curves[chosen.index]]
+    assert list(estimate.get_xdata()) == [point.concurrency for point in answer.load_curves[chosen.server_index]]
     assert load_axes.collections[0].get_label() == "range"
     assert [line.get_ydata()[0] for line in load_axes.lines if line.get_label() == "limit of TPOT"] == [20.0]
 
 
 def test_without_a_server_that_keeps_the_limits_the_best_one_is_drawn() -> None:
     answer = llmcalc.serve("llama3-8b", **SERVED, devices=1, tpot="1ms").result
-    assert answer.chosen is None
+    assert answer.chosen_server is None
     figure = servers.plot_servers("title", "aside", answer, LatencyLimits(tpot=1e-3))
     assert servers.shown_server_index(answer) == answer.pareto_front[-1][0]
     assert not any("chosen" in str(line.get_label()) for line in figure.axes[0].lines)

@@ -32,7 +32,7 @@ def bars(report: Report) -> list[TextBar]:
 @pytest.mark.parametrize("model", MODELS)
 def test_bars_of_components_add_up_to_the_whole(model: str) -> None:
     for report in (llmcalc.params(model).report(), llmcalc.flops(model).report()):
-        assert sum(bar.part for bar in bars(report)) == pytest.approx(1, rel=1e-12)
+        assert sum(bar.fraction for bar in bars(report)) == pytest.approx(1, rel=1e-12)
 
 
 def test_a_component_has_the_colour_of_the_palette() -> None:

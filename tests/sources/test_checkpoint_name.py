@@ -89,7 +89,7 @@ def test_qwens_checkpoints_in_fp8_have_the_decays_of_linear_attention_in_16_bits
     matrices = 48 * 2  # of 48 x 5120 numbers, each with 40 blocks whose scales have 4 bytes
     assert named["weights"] - stated["weights"] == matrices * (48 * 5120 - 40 * 4)
     server = llmcalc.memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
-    assert server.result.starts
+    assert server.result.can_start
 
 
 def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Path) -> None:

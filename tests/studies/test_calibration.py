@@ -171,7 +171,7 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
     fit_factors = calibration.fit_factors
 
     def counted_fit(linear_fit: calibration.LinearizedRuns) -> CalibrationFactors:
-        fits.append(len(linear_fit.parts))
+        fits.append(len(linear_fit.seconds_by_factor))
         return fit_factors(linear_fit)
 
     monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))

@@ -80,7 +80,7 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
         estimate = estimates.with_recompute(recompute).estimates_as_configured
         for layout, number in layouts:
             if layout.tp == 1 or framework == "megatron":  # torch divides no experts
-                assert 0 < estimate.least_bytes(layout) < estimate.largest_bytes(layout, number)
+                assert 0 < estimate.lower_bound_bytes(layout) < estimate.largest_bytes(layout, number)
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b?num_hidden_layers=16", "deepseek-v2-lite?num_hidden_layers=17"])
@@ -93,8 +93,8 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layout_rules).possible_layouts
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
-        least = estimate.least_bytes(layout, number)
-        larger += least > estimate.least_bytes(layout)
+        least = estimate.lower_bound_bytes(layout, number)
+        larger += least > estimate.lower_bound_bytes(layout)
         assert least <= estimate.largest_bytes(layout, number)
     assert larger > len(layouts) // 4
 

@@ -75,47 +75,47 @@ def test_one_request_takes_the_time_of_time(case: Case, servers: StudiedServers)
 
 
 def test_tokens_per_second_grow_with_users(servers: StudiedServers) -> None:
-    for curve in servers.curves:
+    for curve in servers.load_curves:
         for fewer, more in pairwise(curve):
             assert more.concurrency > fewer.concurrency
             assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
-            assert more.load.tpot >= fewer.load.tpot * 0.9999
+            assert more.replica_latencies.tpot >= fewer.replica_latencies.tpot * 0.9999
 
 
 def test_no_server_of_the_front_is_dominated(servers: StudiedServers) -> None:
-    points = {(i, point.concurrency): point for i, curve in enumerate(servers.curves) for point in curve}
+    points = {(i, point.concurrency): point for i, curve in enumerate(servers.load_curves) for point in curve}
     front = [points[key] for key in servers.pareto_front]
     for kept in front:
         for point in points.values():
             assert not (
-                point.load.tpot < kept.load.tpot
+                point.replica_latencies.tpot < kept.replica_latencies.tpot
                 and point.tokens_per_second_per_device > kept.tokens_per_second_per_device
             )
     for point in points.values():
         assert any(
-            kept.load.tpot <= point.load.tpot
+            kept.replica_latencies.tpot <= point.replica_latencies.tpot
             and kept.tokens_per_second_per_device >= point.tokens_per_second_per_device
             for kept in front
         )
 
 
 def test_cost_is_price_times_time(servers: StudiedServers) -> None:
-    for curve in servers.curves:
+    for curve in servers.load_curves:
         for point in curve:
             hours = 1e6 / point.output_tokens_per_second / 3600
             assert point.cost_per_million == pytest.approx(2.0 * point.devices * hours, rel=1e-12)
 
 
 def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: StudiedServers) -> None:
-    assert servers.chosen is not None
-    cheapest = servers.chosen.point.cost_per_million
+    assert servers.chosen_server is not None
+    cheapest = servers.chosen_server.load_point.cost_per_million
     assert cheapest is not None
     for server in servers.servers[:3]:
         sizes = {name: size for name, size in vars(server.sizes).items() if name != "dp"}
         typed = serve(case, **sizes)
-        if typed.chosen is not None:
-            assert typed.chosen.point.cost_per_million is not None
-            assert cheapest * (1 - TIE) <= typed.chosen.point.cost_per_million
+        if typed.chosen_server is not None:
+            assert typed.chosen_server.load_point.cost_per_million is not None
+            assert cheapest * (1 - TIE) <= typed.chosen_server.load_point.cost_per_million
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e9", "9" * 400, "½", "", "x", "1e400"])

@@ -193,7 +193,7 @@ def test_limits_are_compared_with_likely_latencies() -> None:
     assert LatencyLimits(ttft=0.3, tpot=0.01).violated_limits(load) == ""
     assert LatencyLimits(ttft=0.09).violated_limits(load) == "TTFT above --ttft"
     assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"
-    assert LatencyLimits(ttft=0.3, tpot=0.009).violated_limits(load.in_waves) == "TTFT above --ttft"
+    assert LatencyLimits(ttft=0.3, tpot=0.009).violated_limits(load.latencies_in_waves) == "TTFT above --ttft"
 
 
 def test_a_fixed_number_of_equal_requests_arrives_in_waves(run: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_replica_holds_no_more_requests_than_it_has_states_for() -> None:
     model, run = "qwen3-next-80b-a3b", {"hardware": "h200", "engine": "sglang"}
     (server,) = llmcalc.serve(model, **run, input=1000, output=1000, tp=2).result.servers
     states = llmcalc.memory(model, **run, tp_size=2, context_length=2000).result
-    assert server.most_sequences == states.state_requests == int(states.max_concurrency)
+    assert server.largest_request_limit == states.requests_with_states == int(states.max_concurrency)
 
 
 @pytest.mark.parametrize("engine", ["vllm==0.19", "sglang", "tensorrt-llm"])
@@ -473,7 +473,7 @@ def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option
     stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, mem_fraction_static=0.85, **words)
     (server,) = stated.result.servers
     assert server.flags["mem_fraction_static"] == 0.85
-    assert stated.result.chosen.point.tpot.untested_reason == "experts on 32 ranks"
+    assert stated.result.chosen_server.load_point.tpot.untested_reason == "experts on 32 ranks"
     (command,) = [note for note in stated.report().tables[0].notes if note.startswith("each replica starts with")]
     assert command.endswith("--mem-fraction-static 0.85 --moe-a2a-backend deepep")
     with pytest.raises(InputError, match="--mem-fraction-static: vLLM has no such flag; expected --engine sglang"):

@@ -504,8 +504,10 @@ def test_what_the_literature_says() -> None:
 
 def test_published_exponents_start_at_the_model() -> None:
     own = llmcalc.load("llama3-8b").model
-    assert find_shapes(build_family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
-    scaled = find_shapes(build_family(own), CostBudget("parameters", 10 * params(own).total), own).scaled
+    assert (
+        find_shapes(build_family(own), budget_for(own), own).scaled_target is None
+    )  # its own budget: nothing to scale
+    scaled = find_shapes(build_family(own), CostBudget("parameters", 10 * params(own).total), own).scaled_target
     assert scaled is not None
     assert scaled == pytest.approx(
         (4096 * 100**0.34, 32 * 100**0.12, 100)

@@ -104,5 +104,5 @@ def test_a_draft_is_in_the_command(tmp_path: Path) -> None:
     command = answer.report().data["chosen"]["command"]
     script = tmp_path / "start.sh"
     script.write_text(f"{command}\n")
-    server = answer.result.servers[answer.result.chosen.index]
+    server = answer.result.servers[answer.result.chosen_server.server_index]
     assert llmcalc.memory(launch=script, hardware="h100").report().data["kv_tokens"] == server.memory.kv_tokens

@@ -30,7 +30,7 @@ def formulas_of(model: str, hardware: str, stack: str, phase: Any) -> list[TimeF
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_numbers_of_a_formula_give_its_value(case: tuple[str, str, str, str]) -> None:
     for formula in formulas_of(*case):
-        value = eval(formula.substituted.replace("·", "*"), {"__builtins__": {}, "max": max})
+        value = eval(formula.substituted_text.replace("·", "*"), {"__builtins__": {}, "max": max})
         assert value == pytest.approx(formula.seconds, rel=1e-9), formula
         assert bool(formula.source) == bool(formula.seconds), formula
 
@@ -41,7 +41,7 @@ def test_kernels_add_up_to_the_time(run: Any, phase: str, name: str) -> None:
     code, out, err = run("time", *words, "--batch", "2", "--engine", "gpt-fast", "--format", "json")
     assert code == 0, err
     formulas = formulas_of("llama3-8b", "h100-sxm", "gpt-fast", phase)
-    kernels = sum(formula.seconds * formula.repeat for formula in formulas)
+    kernels = sum(formula.seconds * formula.repeat_count for formula in formulas)
     assert kernels == pytest.approx(json.loads(out)["parts"]["kernels"], rel=1e-9)
 
 
@@ -69,7 +69,7 @@ def test_a_path_with_the_numbers_of_its_layers(model: str, node: str, same: str)
     spec, hardware = llmcalc.load(model).model, load_hardware("h100-sxm")
     found, expected = (time_formulas(spec, name, hardware, "vllm", "decode", 1, 1024) for name in (node, same))
     assert found == expected
-    assert {formula.repeat for formula in found} == {3 if model == "deepseek-v3" else 32}
+    assert {formula.repeat_count for formula in found} == {3 if model == "deepseek-v3" else 32}
 
 
 REFUSED = {

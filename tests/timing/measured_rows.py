@@ -518,7 +518,7 @@ def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
 def load_as_arrived(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     """The load of a row, with the latencies of a burst where its requests arrive in bursts."""
     load = load_of(row, factors)
-    return load.in_waves if row.arrives_in_bursts else load
+    return load.latencies_in_waves if row.arrives_in_bursts else load
 
 
 def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
@@ -560,7 +560,7 @@ def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
     point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)
     if point is None:
         raise NotAsked("requests that arrive faster than the estimated server completes them")
-    return point.load
+    return point.replica_latencies
 
 
 ENGINES = {"trtllm": "tensorrt-llm"}
@@ -611,14 +611,14 @@ def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dic
     if row["model_len"]:
         flags[record.flags_by_option["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
     if row["step_tokens"]:
-        flags[record.step_tokens] = row.whole("step_tokens")
+        flags[record.batch_tokens_flag] = row.whole("step_tokens")
     memory = record.memory_on(preset, row.hardware, version, flags)
     length = row.whole("input") + row.whole("output")
-    at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
+    at_once = int(memory.settings.get(record.request_limit_flag) or memory.kv_tokens // length)
     requests_in_cache = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
     if requests_in_cache < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
-    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), requests_in_cache
+    return replace(replica_of(row), step_tokens=memory.settings.get(record.batch_tokens_flag)), requests_in_cache
 
 
 def bench_settings(row: Row) -> dict[str, int]:

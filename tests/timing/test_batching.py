@@ -138,7 +138,9 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
     assert load.ttft_of_burst - prompt_step == pytest.approx(max(load.ttft - prompt_step, wait), rel=1e-9)
     round_of_burst = prompt_step + (concurrency - 1) * of_each + further
-    assert load.in_waves.end_to_end_seconds == pytest.approx(max(load.ttft_of_burst + further, round_of_burst))
+    assert load.latencies_in_waves.end_to_end_seconds == pytest.approx(
+        max(load.ttft_of_burst + further, round_of_burst)
+    )
     assert token_pass.seconds <= load.tpot_of_burst < load.tpot
 
 

@@ -141,7 +141,7 @@ def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str,
     )
     ignored = ("--overlap-grad-reduce",) if "overlap" in options else ()
     launch = Launch(
-        "run.sh", "", "megatron", own_settings=own_settings, ignored_arguments=ignored, layout=Layout(dp=8, ep=8)
+        "run.sh", "", "megatron", framework_settings=own_settings, ignored_arguments=ignored, layout=Layout(dp=8, ep=8)
     )
     assert stack_of_launch(launch, False, True) == expected
     time_stack = find_stack(expected)

@@ -299,7 +299,7 @@ def test_first_tokens_of_equal_requests_are_those_of_a_burst() -> None:
     assert first.arrives_in_bursts
     assert measured_rows.estimate(first) == load.ttft_of_burst > 5 * load.ttft
     assert measured_rows.estimate(first) + 1023 * measured_rows.estimate(token) == pytest.approx(
-        load.in_waves.end_to_end_seconds
+        load.latencies_in_waves.end_to_end_seconds
     )
     assert load.tpot_of_burst < load.tpot
     assert measured.range_of(first, load.ttft_of_burst).low < load.ttft

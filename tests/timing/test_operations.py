@@ -113,7 +113,7 @@ def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
     work = rank_work(load(preset).model, StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     for backward in (False, True):
         counted = sum(
-            kernel.runs_per_layer * stack.kernels.get(kernel.verb, kernel.launches)[backward]
+            kernel.runs_per_layer * stack.kernels.get(kernel.step_verb, kernel.launches)[backward]
             for kernel in work.kernels
             if kernel.layer_kind_index == 0
         )

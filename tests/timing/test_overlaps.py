@@ -46,7 +46,7 @@ def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
 def test_arguments_of_megatron_state_which_messages_overlap(
     arguments: dict[str, Any], groups: set[str], stack: str
 ) -> None:
-    launch = Launch("run.sh", "", "megatron", own_settings=settings(**arguments))
+    launch = Launch("run.sh", "", "megatron", framework_settings=settings(**arguments))
     megatron = framework("megatron")
     assert megatron.overlapped_groups is not None
     assert set(megatron.overlapped_groups(launch) or ()) == groups
@@ -79,7 +79,7 @@ def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() ->
 
     def groups_of(stage: int, overlap_comm: bool | None) -> frozenset[str] | None:
         own_settings = DeepSpeedSettings(stage=stage, overlap_comm=overlap_comm)  # type: ignore[arg-type]
-        return groups(Launch("ds.json", "", "deepspeed", own_settings=own_settings))
+        return groups(Launch("ds.json", "", "deepspeed", framework_settings=own_settings))
 
     assert groups_of(2, None) is None
     assert [groups_of(stage, True) for stage in (0, 1, 2)] == [frozenset(), frozenset({"dp"}), frozenset({"dp"})]

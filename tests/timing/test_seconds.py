@@ -511,7 +511,7 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
     short, long = (training_step(llama(), h100(), stack, StepPlan(micro_batch=1, seq=seq)) for seq in (64, 16384))
     layers = rank_work(llama(), StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     launches = sum(
-        kernel.runs_per_layer * sum(stack.kernels.get(kernel.verb, kernel.launches))
+        kernel.runs_per_layer * sum(stack.kernels.get(kernel.step_verb, kernel.launches))
         for kernel in layers.kernels
         if kernel.layer_kind_index == 0
     )

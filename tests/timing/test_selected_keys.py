@@ -32,7 +32,7 @@ def kernels(rank_pass: RankPass, verb: str, name: str = "deepseek-v3.2") -> Iter
     return (
         kernel
         for kernel in rank_work(spec(name), rank_pass).kernels
-        if (kernel.layer_kind_index, kernel.verb) == (0, verb)
+        if (kernel.layer_kind_index, kernel.step_verb) == (0, verb)
     )
 
 
@@ -48,7 +48,7 @@ def test_a_token_reads_all_keys_of_the_indexer_and_the_selected_latents(context:
 def test_layers_that_reuse_a_selection_read_no_more() -> None:
     """GLM-5.2: most layers have no indexer of their own."""
     work = rank_work(spec("glm-5.2"), RankPass(1, 1, 65535, "decode"))
-    cores = [kernel.cache_elements for kernel in work.kernels if kernel.verb == "attention"]
+    cores = [kernel.cache_elements for kernel in work.kernels if kernel.step_verb == "attention"]
     assert len(cores) > 2
     assert set(cores) == {SELECTED * (LATENT + ROTARY)}
 
@@ -60,10 +60,10 @@ def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -
     reads = {
         kernel.path.rpartition("self_attn.")[2]: kernel.cache_elements
         for kernel in work.kernels
-        if kernel.verb == "scores" and kernel.layer_kind_index == sparse
+        if kernel.step_verb == "scores" and kernel.layer_kind_index == sparse
     }
     assert reads == {"core": 128 * 512, "entry_core": 512 * 512, "indexer.core": 131072 // 4 * 128}
-    assert {kernel.kind for kernel in work.kernels if kernel.verb == "scores"} == {"attention", "scores"}
+    assert {kernel.kind for kernel in work.kernels if kernel.step_verb == "scores"} == {"attention", "scores"}
     widest = max(kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "elementwise")
     assert widest < 64 * 131072  # no values of 64 heads and all pairs leave the kernel
     eager = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode", fuses_elementwise=False))
@@ -96,7 +96,11 @@ def formats() -> Any:
 def test_products_are_not_priced_as_recurrences(name: str) -> None:
     """Scores, projections of groups and block-diagonal layers run on the units of products."""
     work = rank_work(spec(name), RankPass(1, 8192, phase="prefill"))
-    verbs = {kernel.verb: kernel.kind for kernel in work.kernels if kernel.verb in ("scores", "per_group", "blocks")}
+    verbs = {
+        kernel.step_verb: kernel.kind
+        for kernel in work.kernels
+        if kernel.step_verb in ("scores", "per_group", "blocks")
+    }
     assert verbs
     assert "scan" not in verbs.values()
 

@@ -70,7 +70,7 @@ def test_a_burst_is_a_round(concurrency: int) -> None:
     requests = [TracedRequest(0.0, replica.requests.input_tokens, replica.requests.output_tokens)] * concurrency
     times = served(replica, requests)
     assert max(request.end_seconds for request in times) == pytest.approx(
-        replica.latencies(concurrency).in_waves.end_to_end_seconds, rel=0.1
+        replica.latencies(concurrency).latencies_in_waves.end_to_end_seconds, rel=0.1
     )
     assert mean(request.ttft for request in times) == pytest.approx(
         replica.latencies(concurrency).ttft_of_burst, rel=0.35

@@ -95,7 +95,7 @@ class WeightTensor:
     kind: the component that it belongs to.
     tensor: its shape and role.
     copies: number of such tensors; more than 1 only if the depth is not an integer (a symbol or an array).
-    layer: index of the layer in its stack; None outside of layers.
+    layer_index: index of the layer in its stack; None outside of layers.
     parent: the parent node of its module.
     optional_part: the optional part that it belongs to (`mtp`, `towers`); empty for the model itself.
     published_names: the names that published models give its module; empty where no list of names is read.
@@ -105,7 +105,7 @@ class WeightTensor:
     kind: str
     tensor: ParamTensor
     copies: Number
-    layer: int | None
+    layer_index: int | None
     parent: Node
     optional_part: str = ""
     published_names: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def _weight_tensors_below_node(
         child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
         if child_node.indices is None:
             tensor_copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer)
+                (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer_index)
             ]
         else:
             layer_indices = child_node.indices[:1] if first_copies_only else child_node.indices

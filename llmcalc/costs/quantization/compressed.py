@@ -45,7 +45,7 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     if not has_dense_weights and model_format != "marlin-24":  # which compresses the zeros itself
         raise config.value_error("sparsity_config", sparsity_config, "none, or the format dense")
     groups_table = config.get_table("config_groups")
-    if groups_table is None or not groups_table.data:
+    if groups_table is None or not groups_table.table_data:
         raise config.value_error("config_groups", None, "a table of groups")
     groups_by_precedence: dict[int, list[LayerGroup]] = {precedence: [] for precedence in range(len(TARGETS))}
     format_labels = []
@@ -123,20 +123,20 @@ class _WeightFields(NamedTuple):
     """The checked fields of `weights` in a config group.
 
     weight_table: the table, for errors.
-    layout: storage format, one of `FORMATS`.
+    packing_format: storage format, one of `FORMATS`.
     bits: bits per weight.
     group_size: columns that share a scale; None for a whole row.
     block_shape: (rows, columns) that share a scale; None without blocks.
     """
 
     weight_table: ConfigFields
-    layout: str
+    packing_format: str
     element_type: str
     bits: Any
     group_size: int | None
     block_shape: tuple[int, int] | None
     scale_strategy: str
-    symmetric: bool
+    is_symmetric: bool
 
 
 def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFields:
@@ -169,10 +169,12 @@ def _storage_format(
     weights = _read_weight_fields(group_table, layout)
     if weights.element_type == "float":
         return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
-    if weights.layout == "marlin-24":
+    if weights.packing_format == "marlin-24":
         return _marlin_24_format(weights)
     return (
-        _packed_int_format(weights) if weights.layout == "pack-quantized" else _whole_int_format(weights, static_scales)
+        _packed_int_format(weights)
+        if weights.packing_format == "pack-quantized"
+        else _whole_int_format(weights, static_scales)
     )
 
 
@@ -180,30 +182,30 @@ def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
     """Returns the format of symmetric integers in weights of which two in four are zero."""
     weights.weight_table.check_choice("num_bits", weights.bits, 4, 8)
     weights.weight_table.check_choice("strategy", weights.scale_strategy, "channel", "group")
-    weights.weight_table.check_choice("symmetric", weights.symmetric, True)
+    weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)
     group_size = weights.group_size if weights.scale_strategy == "group" else None
     weights.weight_table.check_choice("group_size", group_size, None, 128)
     return Marlin24(weights.bits, group_size), f"marlin24-w{weights.bits}a16"
 
 
 def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
-    weights.weight_table.check_choice("symmetric", weights.symmetric, True)
-    match weights.scale_strategy, weights.layout:
+    weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)
+    match weights.scale_strategy, weights.packing_format:
         case "tensor_group", "nvfp4-pack-quantized":
-            return FP4(weights.group_size or 16, 1, static_scales.scales), "nvfp4"
+            return FP4(weights.group_size or 16, 1, static_scales.scale_count), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group_size or 32, 0), "mxfp4-linear"
     expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
-    raise weights.weight_table.value_error("format", weights.layout, expected_formats)
+    raise weights.weight_table.value_error("format", weights.packing_format, expected_formats)
 
 
 def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields = weights.weight_table
     scale_strategy = weights.scale_strategy
-    is_microscaling = weights.layout == "mxfp8-quantized"
+    is_microscaling = weights.packing_format == "mxfp8-quantized"
     weight_fields.check_choice("num_bits", weights.bits, 8)
-    weight_fields.check_choice("symmetric", weights.symmetric, True)
+    weight_fields.check_choice("symmetric", weights.is_symmetric, True)
     weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "block", "group")
     scale_extent: tuple[int, int] | Whole = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group":
@@ -214,7 +216,9 @@ def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
         scale_extent = weights.block_shape
     if is_microscaling:
         weight_fields.check_choice("strategy", scale_strategy, "group")
-    return FP8(scale_extent, 1 if is_microscaling else None, static_scales.scales, static_scales.zeros), "fp8"
+    return FP8(
+        scale_extent, 1 if is_microscaling else None, static_scales.scale_count, static_scales.zero_point_count
+    ), "fp8"
 
 
 def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
@@ -224,7 +228,7 @@ def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
     group_size = weights.group_size if scale_strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
     packed_format = PackedInt(
-        bits, group_size, weights.symmetric, has_indices, has_tensor_scale=scale_strategy == "tensor"
+        bits, group_size, weights.is_symmetric, has_indices, has_tensor_scale=scale_strategy == "tensor"
     )
     return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
@@ -237,4 +241,4 @@ def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -
     scale_extent: int | Whole = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group" and weights.group_size is not None:
         scale_extent = weights.group_size
-    return WholeInt(scale_extent, weights.symmetric, static_scales), f"w{bits}a8"
+    return WholeInt(scale_extent, weights.is_symmetric, static_scales), f"w{bits}a8"

@@ -77,10 +77,10 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         return replace(
             quantization_scheme,
             unconverted_components=frozenset().union(*unconverted_components),
-            head_in_doubt=is_head_uncertain,
+            is_head_uncertain=is_head_uncertain,
         )
     if isinstance(quantization_scheme, LinearScheme):
-        return replace(quantization_scheme, config_section=scheme_fields.where)
+        return replace(quantization_scheme, config_section=scheme_fields.table_origin)
     return quantization_scheme
 
 
@@ -130,7 +130,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     )
     expert_format = None
     if expert_dtype == "fp4":
-        expert_format = FP4(32, scale_bytes=scale_bytes, activation_scales=linear_format.activation_scales)
+        expert_format = FP4(32, scale_bytes=scale_bytes, activation_scales=linear_format.activation_scale_count)
     scheme_remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block_shape and not has_byte_scales
@@ -161,7 +161,7 @@ def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
 
 def _ignore_auto_round_settings(config: ConfigFields) -> None:
     """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
-    if "autoround_version" in config.data or "provider" in config.data:
+    if "autoround_version" in config.table_data or "provider" in config.table_data:
         libraries.ignore_settings_of_auto_round(config)
         config.check_field("data_type", "int", default_value="int")
 
@@ -236,7 +236,7 @@ def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None)
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
     module_rules = config.get_table("dynamic") or NO_FIELDS
-    for module_pattern in module_rules.data:
+    for module_pattern in module_rules.table_data:
         module_rule = module_rules.get_table(module_pattern)
         regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
@@ -250,7 +250,9 @@ def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None)
         )
         module_bits = module_rule.get("bits", bits)
         group_columns = (
-            module_rule.get_group_size("group_size", group_size) if "group_size" in module_rule.data else group_size
+            module_rule.get_group_size("group_size", group_size)
+            if "group_size" in module_rule.table_data
+            else group_size
         )
         module_rule.check_all_read()
         module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)

@@ -17,14 +17,14 @@ class ConfigFields:
     """A table of a config with a record of the fields that a reader has read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
-        self.data: Mapping[str, Any] = table_data
-        self.where: str = table_origin
+        self.table_data: Mapping[str, Any] = table_data
+        self.table_origin: str = table_origin
         self.read_names: set[str] = set[str](COMMON)
 
     def get(self, field_name: str, default_value: Any = None) -> Any:
         """Returns the value of a field, or `default_value` if the field is missing."""
         self.read_names.add(field_name)
-        return self.data.get(field_name, default_value)
+        return self.table_data.get(field_name, default_value)
 
     def get_lowercase(self, field_name: str, default_value: Any = None) -> Any:
         """Returns a field's value, as lower-case text if it is a string."""
@@ -42,7 +42,8 @@ class ConfigFields:
         except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
             value_text = short_repr(field_value)
         return InputError(
-            f"{self.where}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; expected "
+            f"{self.table_origin}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; "
+            "expected "
             f"{expected_values}"
         )
 
@@ -106,11 +107,11 @@ class ConfigFields:
             return None
         if not isinstance(field_value, dict):
             raise self.value_error(field_name, field_value, "a table of fields")
-        return ConfigFields(field_value, f"{self.where}: {field_name}")
+        return ConfigFields(field_value, f"{self.table_origin}: {field_name}")
 
     def get_tables(self, expected_values: str) -> Iterator[tuple[str, ConfigFields]]:
         """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
-        for field_name in self.data:
+        for field_name in self.table_data:
             nested_fields = self.get_table(field_name)
             if nested_fields is None:
                 raise self.value_error(field_name, None, expected_values)
@@ -118,10 +119,10 @@ class ConfigFields:
 
     def check_all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
-        unknown_fields = sorted(str(field_name) for field_name in self.data if field_name not in self.read_names)
+        unknown_fields = sorted(str(field_name) for field_name in self.table_data if field_name not in self.read_names)
         if unknown_fields:
             fields_text = ", ".join(sorted(self.read_names - COMMON))
-            raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {fields_text}")
+            raise InputError(f"{self.table_origin}: {unknown_fields[0][:60]}: not known; expected one of {fields_text}")
 
 
 NO_FIELDS = ConfigFields({}, "")

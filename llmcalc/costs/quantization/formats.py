@@ -90,10 +90,13 @@ def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field
 
 @frozen(slots=True)
 class ActivationScales:
-    """The stored scales of a layer's activations. scales: their number. zeros: zero points of one byte each."""
+    """The stored scales of a layer's activations.
 
-    scales: int = 0
-    zeros: int = 0
+    scale_count: their number. zero_point_count: zero points of one byte each.
+    """
+
+    scale_count: int = 0
+    zero_point_count: int = 0
 
 
 @frozen(slots=True)
@@ -102,13 +105,13 @@ class FP8(LinearFormat):
 
     scale_extent: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
-    activation_scales: number of activation scales, in the model's format if scale_bytes is None, else in fp32.
+    activation_scale_count: number of activation scales, in the model's format if scale_bytes is None, else in fp32.
     activation_zeros: number of their zero points, of one byte each.
     """
 
     scale_extent: tuple[int, int] | Whole
     scale_bytes: int | None = FP32
-    activation_scales: int = 0
+    activation_scale_count: int = 0
     activation_zeros: int = 0
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
@@ -121,7 +124,7 @@ class FP8(LinearFormat):
         return StoredBytes(
             weights=out_features * in_features,
             scales=scale_count * scale_bytes,
-            other=self.activation_scales * (model_element_bytes if self.scale_bytes is None else FP32)
+            other=self.activation_scale_count * (model_element_bytes if self.scale_bytes is None else FP32)
             + self.activation_zeros,
         )
 
@@ -167,13 +170,13 @@ class FP4(LinearFormat):
     """The FP4 format: half a byte per weight, and scales.
 
     block_columns: weights of a row that share a scale.
-    tensor_scales: number of fp32 scales of the whole tensor.
+    tensor_scale_count: number of fp32 scales of the whole tensor.
     activation_scales: number of fp32 activation scales.
     scale_bytes: bytes per block scale; default 1.
     """
 
     block_columns: int
-    tensor_scales: int = 0
+    tensor_scale_count: int = 0
     activation_scales: int = 0
     scale_bytes: int = 1
 
@@ -181,7 +184,7 @@ class FP4(LinearFormat):
         block_count = out_features * ceil_div(in_features, self.block_columns)
         return StoredBytes(
             weights=out_features * ceil_div(in_features, 2),
-            scales=block_count * self.scale_bytes + FP32 * self.tensor_scales,
+            scales=block_count * self.scale_bytes + FP32 * self.tensor_scale_count,
             other=FP32 * self.activation_scales,
         )
 
@@ -194,7 +197,7 @@ class FP4(LinearFormat):
 
     def describe(self) -> str:
         return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block_columns}" + (
-            ", one fp32 scale per tensor" if self.tensor_scales else ""
+            ", one fp32 scale per tensor" if self.tensor_scale_count else ""
         )
 
 
@@ -264,16 +267,17 @@ class GPTQ(LinearFormat):
 class AWQInt4(LinearFormat):
     """The AWQ format of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
 
-    group_size: columns that share a scale. extra_scales: number of further fp32 scales, of the tensor and of its input.
+    group_size: columns that share a scale. extra_scale_count: number of further fp32 scales, of the tensor and of its
+        input.
     """
 
     group_size: int
-    extra_scales: int = 0
+    extra_scale_count: int = 0
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = out_features * ceil_div(in_features, self.group_size) * FP32
         return StoredBytes(
-            weights=floor_div(out_features, 2) * in_features, scales=scale_bytes, other=self.extra_scales * FP32
+            weights=floor_div(out_features, 2) * in_features, scales=scale_bytes, other=self.extra_scale_count * FP32
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -333,7 +337,7 @@ class PackedInt(LinearFormat):
 
     bits: int
     group_size: int | None
-    symmetric: bool = True
+    is_symmetric: bool = True
     has_group_indices: bool = False
     has_tensor_scale: bool = False
 
@@ -341,7 +345,7 @@ class PackedInt(LinearFormat):
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
         scaled_rows: Number = 1 if self.has_tensor_scale else out_features
         weight_bytes = out_features * ceil_div(in_features * self.bits, 32) * INT32
-        zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
+        zero_bytes = 0 if self.is_symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
             weight_bytes,
             scaled_rows * group_count * model_element_bytes,
@@ -354,7 +358,7 @@ class PackedInt(LinearFormat):
         return "packed-int"
 
     def describe(self) -> str:
-        zero_text = "" if self.symmetric else " and one zero point"
+        zero_text = "" if self.is_symmetric else " and one zero point"
         scale_extent = "tensor" if self.has_tensor_scale else _group_text(self.group_size)
         scales_text = f"one scale (in the model's format){zero_text} per {scale_extent}"
         return f"packed int{self.bits}, {scales_text}, the shape as two int64"
@@ -397,7 +401,7 @@ class WholeInt(LinearFormat):
     """
 
     scale_extent: int | Whole = "row"
-    symmetric: bool = True
+    is_symmetric: bool = True
     activation_scales: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
 
@@ -409,8 +413,8 @@ class WholeInt(LinearFormat):
         return StoredBytes(
             out_features * in_features,
             scale_count * scale_bytes,
-            0 if self.symmetric else scale_count,
-            self.activation_scales.scales * scale_bytes + self.activation_scales.zeros,
+            0 if self.is_symmetric else scale_count,
+            self.activation_scales.scale_count * scale_bytes + self.activation_scales.zero_point_count,
         )
 
     def describe(self) -> str:
@@ -543,25 +547,25 @@ class StaticRange(LinearFormat):
 class AQLM(LinearFormat):
     """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
 
-    group_columns, group_rows: the weights of a group. codebooks: number of code books. bits: bits of a code.
+    group_columns, group_rows: the weights of a group. codebook_count: number of code books. bits: bits of a code.
     """
 
     group_columns: int
     group_rows: int
-    codebooks: int
+    codebook_count: int
     bits: int
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         code_bytes = (
             floor_div(out_features, self.group_rows)
             * floor_div(in_features, self.group_columns)
-            * self.codebooks
+            * self.codebook_count
             * (1 if self.bits <= 8 else 2)
         )
         return StoredBytes(
             code_bytes,
             floor_div(out_features, self.group_rows) * 2,
-            other=self.codebooks * 2**self.bits * self.group_rows * self.group_columns * 2,
+            other=self.codebook_count * 2**self.bits * self.group_rows * self.group_columns * 2,
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -571,7 +575,7 @@ class AQLM(LinearFormat):
 
     def describe(self) -> str:
         return (
-            f"{self.codebooks} code of {self.bits} bits per {self.group_rows} × {self.group_columns} weights, "
+            f"{self.codebook_count} code of {self.bits} bits per {self.group_rows} × {self.group_columns} weights, "
             "fp16 code books and "
             "scales of rows"
         )
@@ -581,28 +585,32 @@ class AQLM(LinearFormat):
 class VPTQ(LinearFormat):
     """The VPTQ format (Liu 2024, arXiv:2409.17066): indices of vectors in codebooks, and the codebooks.
 
-    vector_length: rows of a vector. centroids: entries of a codebook. residual_centroids: entries of the residual
-    codebook; 0 without one. codebooks: their number. group_columns: columns that share a codebook.
+    vector_length: rows of a vector. centroid_count: entries of a codebook. residual_centroid_count: entries of the
+    residual codebook; 0 without one. codebook_count: their number. group_columns: columns that share a codebook.
     has_norm, has_permutation: whether the columns have scales and biases, and an order.
     outliers: (columns, rows of a vector, entries of the codebook) of the columns in a codebook of their own; None
     without them.
     """
 
     vector_length: int
-    centroids: int
-    residual_centroids: int
-    codebooks: int
+    centroid_count: int
+    residual_centroid_count: int
+    codebook_count: int
     group_columns: int
     has_norm: bool
     has_permutation: bool
     outliers: tuple[int, int, int] | None
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        index_bits = self.centroids.bit_length() - 1 + max(self.residual_centroids.bit_length() - 1, 0)
+        index_bits = self.centroid_count.bit_length() - 1 + max(self.residual_centroid_count.bit_length() - 1, 0)
         index_words = (
-            self.codebooks * ceil_div(out_features, self.vector_length) * ceil_div(self.group_columns * index_bits, 32)
+            self.codebook_count
+            * ceil_div(out_features, self.vector_length)
+            * ceil_div(self.group_columns * index_bits, 32)
         )
-        codebook_elements = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
+        codebook_elements = (
+            self.codebook_count * (self.centroid_count + self.residual_centroid_count) * self.vector_length
+        )
         outlier_bytes: Number = 0
         if self.outliers is not None:
             outlier_columns, outlier_length, outlier_centroid_count = self.outliers
@@ -615,9 +623,11 @@ class VPTQ(LinearFormat):
         )
 
     def describe(self) -> str:
-        residual_text = f" and {self.residual_centroids:,} for the residual" if self.residual_centroids else ""
+        residual_text = (
+            f" and {self.residual_centroid_count:,} for the residual" if self.residual_centroid_count else ""
+        )
         return (
-            f"indices of vectors of {self.vector_length} weights in codebooks of {self.centroids:,} "
+            f"indices of vectors of {self.vector_length} weights in codebooks of {self.centroid_count:,} "
             f"entries{residual_text}, which are stored too"
         )
 

@@ -115,17 +115,18 @@ QUERIES_AND_KEYS = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
 class GGUFMix(QuantizationScheme):
     """A quantization mix of llama.cpp, such as Q4_K_M.
 
-    mix: its name in llama-quantize.
-    imatrix: whether an importance matrix is used, which changes the types of some tensors.
-    fused: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them apart.
+    mix_name: its name in llama-quantize.
+    has_imatrix: whether an importance matrix is used, which changes the types of some tensors.
+    fuses_qkv: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them
+        apart.
     has_mxfp4_experts: whether experts stay in MXFP4, as the model is published (convert_hf_to_gguf.py repacks them,
         and llama-quantize takes no tensor that is quantized); false by default.
     has_larger_embeddings: whether embeddings and output head are in Q8_0, whatever the mix has; false by default.
     """
 
-    mix: str = "Q4_K_M"
-    imatrix: bool = False
-    fused: bool = False
+    mix_name: str = "Q4_K_M"
+    has_imatrix: bool = False
+    fuses_qkv: bool = False
     has_mxfp4_experts: bool = False
     has_larger_embeddings: bool = False
 
@@ -175,9 +176,9 @@ class GGUFMix(QuantizationScheme):
         return _ModelRules(self, spec, params)
 
     def notes(self) -> list[str]:
-        matrix_text = ", with an importance matrix" if self.imatrix or self.mix in WITH_IMATRIX else ""
+        matrix_text = ", with an importance matrix" if self.has_imatrix or self.mix_name in WITH_IMATRIX else ""
         note_texts = [
-            f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
+            f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix_name} chooses"
             f"{matrix_text}"
         ]
         note_texts.append(
@@ -188,7 +189,7 @@ class GGUFMix(QuantizationScheme):
         if self.has_mxfp4_experts:
             note_texts.append("experts stay in MXFP4, in which the model is published, whatever the file is called")
         separate_text = ""
-        if not self.fused:
+        if not self.fuses_qkv:
             separate_text = (
                 " where the model's class computes them in one product (GPT-2, Phi-3, Bloom, …), else three; for other "
                 f"files that fuse them: --quantize {self.label}-qkv"
@@ -207,11 +208,11 @@ class _ModelRules:
 
     def __init__(self, quantization_mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = quantization_mix, spec.main.num_hidden_layers
-        self.fuses_qkv = quantization_mix.fused or any(
+        self.fuses_qkv = quantization_mix.fuses_qkv or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
         # the order of tensors in a file
-        sorted_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
+        sorted_params = sorted(params, key=lambda param: -1 if param.layer_index is None else param.layer_index)
         self.value_indices = _first_occurrence_indices(
             _parent_path(param) for param in sorted_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
@@ -257,7 +258,7 @@ class _ModelRules:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
-        gguf_mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        gguf_mix_name, default_type = self.mix.mix_name, MIXES[self.mix.mix_name]
         if self.mix.has_larger_embeddings and tensor_kind in ("output", "token_embd"):
             return "Q8_0"
         if tensor_kind == "output" or (tensor_kind == "token_embd" and self.has_tied_output):
@@ -291,7 +292,7 @@ class _ModelRules:
 
     def _type_in_smallest_mixes(self, tensor_kind: str, param: WeightTensor) -> str:
         """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
-        gguf_mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        gguf_mix_name, default_type = self.mix.mix_name, MIXES[self.mix.mix_name]
         wider_type = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
         if tensor_kind in ("attn_v", "attn_qkv"):
             return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else wider_type
@@ -303,8 +304,8 @@ class _ModelRules:
 
     def _layer_index(self, param: WeightTensor) -> int:
         """Returns the layer of a matrix of a feed-forward network, as llama.cpp counts it."""
-        if self.expert_count > 1 and param.layer is not None:
-            return param.layer
+        if self.expert_count > 1 and param.layer_index is not None:
+            return param.layer_index
         return self.ffn_indices[param.path]
 
     def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
@@ -349,10 +350,10 @@ class _ModelRules:
         if gguf_mix_name == "Q2_K_S":
             return "Q4_K" if is_in_first_eighth else default_type
         if is_in_first_eighth and (
-            gguf_mix_name == "Q4_K_S" or (gguf_mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)
+            gguf_mix_name == "Q4_K_S" or (gguf_mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.has_imatrix)
         ):
             return "Q5_K"
-        if is_in_first_eighth and self.mix.imatrix and gguf_mix_name in ("Q4_0", "Q5_0"):
+        if is_in_first_eighth and self.mix.has_imatrix and gguf_mix_name in ("Q4_0", "Q5_0"):
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[gguf_mix_name]
         return default_type
 
@@ -366,7 +367,7 @@ class _ModelRules:
             return ggml_type
         fallback_type = FALLBACK.get(ggml_type)
         if fallback_type is None:
-            if self.mix.mix == "Q8_0":
+            if self.mix.mix_name == "Q8_0":
                 return "F16"
             raise InputError(
                 f"--quantize {self.mix.label}: {param.path}: rows of {column_count:,} are not a multiple of "
@@ -456,10 +457,13 @@ def _query_groups(params: list[WeightTensor]) -> Number:
     ]
     if not mixers_with_keys:
         return 1
-    param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
+    param = min(
+        mixers_with_keys, key=lambda other_param: -1 if other_param.layer_index is None else other_param.layer_index
+    )
     attention_core = next((node.op for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if attention_core is None or (
-        param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
+        param.layer_index
+        and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer_index == 0)
     ):
         return 1 if attention_core is None else 0
     return attention_core.heads * attention_core.qk_dim // param.tensor.shape[0]

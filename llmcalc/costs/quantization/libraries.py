@@ -130,7 +130,7 @@ def read_hqq(config: ConfigFields) -> QuantizationScheme:
     unconverted (transformers, integrations/hqq.py, `prepare_for_hqq_linear`).
     """
     quant_table = config.get_table("quant_config")
-    if quant_table is not None and quant_table.data and not set(quant_table.data) & HQQ_FIELDS:
+    if quant_table is not None and quant_table.table_data and not set(quant_table.table_data) & HQQ_FIELDS:
         module_groups = [
             LayerGroup(_hqq_format(module_fields), ModuleList([module_name], config_field="quant_config"))
             for module_name, module_fields in quant_table.get_tables("a table of fields for each layer")
@@ -170,7 +170,7 @@ def _hqq_format(format_fields: ConfigFields) -> HQQ:
     weights_table.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group_size is None:
         raise weights_table.value_error("group_size", group_size, "a positive whole number")
-    if "quant_method" not in weights_table.data:  # the whole config has further fields
+    if "quant_method" not in weights_table.table_data:  # the whole config has further fields
         weights_table.check_all_read()
     return HQQ(bits, group_size)
 
@@ -199,7 +199,7 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
         storage_format, scheme_label = _quark_format(module_fields)
         layer_groups.append(LayerGroup(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(scheme_label)
-    if global_config is not None and global_config.data:
+    if global_config is not None and global_config.table_data:
         storage_format, scheme_label = _quark_format(global_config)
         layer_groups.append(LayerGroup(storage_format))
         format_labels.append(scheme_label)
@@ -255,7 +255,9 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
     if isinstance(stated_type, dict):
         stated_type = stated_type.get("default")
     type_name, type_data = _torchao_type(stated_type)
-    type_fields = ConfigFields(type_data or (type_arguments if isinstance(type_arguments, dict) else {}), config.where)
+    type_fields = ConfigFields(
+        type_data or (type_arguments if isinstance(type_arguments, dict) else {}), config.table_origin
+    )
     module_types = type_fields.get("fqn_to_config") or type_fields.get("module_fqn_to_config")
     if not isinstance(module_types, dict):
         labels_and_groups = [_torchao_group(config, type_name, type_fields, None)]
@@ -266,7 +268,7 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
             else _torchao_group(
                 config,
                 _torchao_type(module_type)[0],
-                ConfigFields(_torchao_type(module_type)[1], f"{config.where}: {module_name}"),
+                ConfigFields(_torchao_type(module_type)[1], f"{config.table_origin}: {module_name}"),
                 _torchao_modules(module_name),
             )
             for module_name, module_type in sorted(module_types.items(), key=_torchao_precedence)
@@ -310,7 +312,7 @@ def _torchao_group(
     if format_name in ("int8dynamicactivationintxweight", "intxweightonly"):
         return _torchao_unpacked_int(format_name, type_fields, modules)
     group_size = type_fields.get_group_size("group_size")
-    int8_format = WholeInt(symmetric=False, scale_bytes=4)
+    int8_format = WholeInt(is_symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group_size or 128}", GroupedCodes(4, group_size or 128)),
         "int8weightonly": (
@@ -356,11 +358,11 @@ def _torchao_unpacked_int(
     type_fields.check_choice(f"{field_prefix}granularity", granularity_name, "PerGroup", "PerAxis")
     group_size = None
     if granularity_name == "PerGroup":
-        group_size = ConfigFields(granularity, type_fields.where).get_group_size("group_size", 32)
+        group_size = ConfigFields(granularity, type_fields.table_origin).get_group_size("group_size", 32)
     weight_dtype = _torchao_value(type_fields, "weight_dtype", "int8")
     type_fields.check_choice("weight_dtype", weight_dtype, *(f"int{bits}" for bits in range(1, 9)))
     scale_bytes = {None: None, "float32": 4}.get(scale_dtype, 2)
-    storage_format = WholeInt(group_size or "row", symmetric=False, scale_bytes=scale_bytes)
+    storage_format = WholeInt(group_size or "row", is_symmetric=False, scale_bytes=scale_bytes)
     group_suffix = "" if group_size is None else f"-g{group_size}"
     return f"{weight_dtype}{group_suffix}-in-bytes", LayerGroup(storage_format, modules)
 
@@ -410,8 +412,8 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("enable_proxy_error", False, None)
     config.check_field("shared_layer_config", None, {})
     layer_tables = config.get_table("config_for_layers") or NO_FIELDS
-    if len(layer_tables.data) > MOST_ENTRIES:
-        raise config.value_error("config_for_layers", len(layer_tables.data), f"at most {MOST_ENTRIES:,} layers")
+    if len(layer_tables.table_data) > MOST_ENTRIES:
+        raise config.value_error("config_for_layers", len(layer_tables.table_data), f"at most {MOST_ENTRIES:,} layers")
     modules_by_format: dict[VPTQ, list[str]] = {}
     for layer_name, layer_fields in layer_tables.get_tables("a table of fields for each layer"):
         modules_by_format.setdefault(_vptq_format(layer_fields), []).append(layer_name)
@@ -508,9 +510,9 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     bits, module_tables = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
     module_groups: list[LayerGroup] = []
-    if len(module_tables.data) > MOST_PATTERNS:
+    if len(module_tables.table_data) > MOST_PATTERNS:
         raise scheme_fields.value_error(
-            "module_quant_configs", len(module_tables.data), f"at most {MOST_PATTERNS} patterns"
+            "module_quant_configs", len(module_tables.table_data), f"at most {MOST_PATTERNS} patterns"
         )
     for module_pattern, module_fields in module_tables.get_tables("a table of fields for each pattern"):
         module_bits = module_fields.get("num_bits", bits)

@@ -91,14 +91,14 @@ class MLXScheme(QuantizationScheme):
     listed_formats: (modules, their format; None for unconverted) of the modules that the config lists.
     unconverted_components: components that the model's class leaves unconverted unless the config lists them; default
         none.
-    head_in_doubt: whether versions of the converter differ about the output head; default False.
+    is_head_uncertain: whether versions of the converter differ about the output head; default False.
     assumption_notes: notes on what was counted though the config does not say it.
     """
 
     default_format: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
     listed_formats: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
     unconverted_components: frozenset[str] = frozenset()
-    head_in_doubt: bool = False
+    is_head_uncertain: bool = False
     assumption_notes: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -115,7 +115,7 @@ class MLXScheme(QuantizationScheme):
                 continue
             if param.kind == "router" and module_format is self.default_format:
                 self.assumption_notes.add(ROUTERS)
-            if self.head_in_doubt and param.kind == "lm_head" and module_format is self.default_format:
+            if self.is_head_uncertain and param.kind == "lm_head" and module_format is self.default_format:
                 self.assumption_notes.add(HEAD)
             *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
@@ -128,7 +128,7 @@ class MLXScheme(QuantizationScheme):
                 list_entry
                 for modules, _ in self.listed_formats
                 for list_entry in modules.entries
-                if list_entry not in modules.used
+                if list_entry not in modules.used_entries
             ),
             None,
         )
@@ -182,7 +182,9 @@ class MLXScheme(QuantizationScheme):
 def read_mlx(config: ConfigFields) -> QuantizationScheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
     module_names = [
-        field_name for field_name in config.data if field_name not in ("group_size", "bits", "mode", "quant_method")
+        field_name
+        for field_name in config.table_data
+        if field_name not in ("group_size", "bits", "mode", "quant_method")
     ]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}

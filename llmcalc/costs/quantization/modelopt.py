@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, tuple[str, Make]] = {
     "W4A8_NVFP4_FP8": ("w4a8-nvfp4", lambda group: FP4(group or 16, 1, 1)),
     "W4A8_MXFP4_FP8": ("w4a8-mxfp4", lambda group: FP4(group or 32, 0, 1)),
     "W4A16_AWQ": ("w4a16-awq", lambda group: AWQInt4(group or 128)),
-    "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, extra_scales=2)),
+    "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, extra_scale_count=2)),
     "W8A16": ("w8a16", lambda group: WholeInt("row", scale_bytes=4)),
     "W8A8_SQ_PER_CHANNEL": (
         "w8a8",
@@ -69,7 +69,7 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     )
     layers_table = config.get_table("quantized_layers")
     if quantization_algorithm == "MIXED_PRECISION":
-        if layers_table is None or not layers_table.data:
+        if layers_table is None or not layers_table.table_data:
             raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
         module_groups, format_labels = listed_groups(layers_table)
     else:
@@ -81,7 +81,7 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
         scheme_label, make_format = ALGORITHMS[quantization_algorithm]
         module_groups, format_labels = (LayerGroup(make_format(group_size)),), (quantization_algorithm,)
         if layers_table is not None:
-            layers_table.ignore(*layers_table.data)
+            layers_table.ignore(*layers_table.table_data)
     if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
         scheme_remarks.append(SMOOTHED)
     scheme_label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))

@@ -96,7 +96,7 @@ _FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
     "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
     "mxfp8": lambda label: scheme_of_layers(label, MX_SOURCE, FP8((1, 32), 1)),
-    "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
+    "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scale_count=1)),
 }
 
 _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationScheme]], ...] = (

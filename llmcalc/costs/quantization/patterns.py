@@ -64,7 +64,7 @@ class ModuleList:
     ) -> None:
         self.entries: tuple[str, ...] = tuple(dict.fromkeys(list_entries))
         self.rule: Rule = matching_rule
-        self.used: set[str] = set[str]()
+        self.used_entries: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
             raise InputError(
                 f"quantization_config.{config_field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
@@ -129,7 +129,7 @@ class ModuleList:
             else set()
         )
         if matching_entries:
-            self.used |= matching_entries
+            self.used_entries |= matching_entries
             return True
         if not self._pattern_tests:
             return False
@@ -144,7 +144,7 @@ class ModuleList:
                 "expected names, or simpler patterns"
             )
         if list_entry is not None:
-            self.used.add(list_entry)
+            self.used_entries.add(list_entry)
         return list_entry is not None
 
     def _matching_texts(self, module_name: str) -> Iterator[str]:
@@ -160,7 +160,7 @@ class ModuleList:
     @property
     def unused_entries(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
-        pattern_tests, used_entries = dict(self._pattern_tests), self.used
+        pattern_tests, used_entries = dict(self._pattern_tests), self.used_entries
 
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""

@@ -243,7 +243,9 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             settings,
             _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
-        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=model_name, stack=STACK)
+        return reader.create_launch(
+            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=STACK
+        )
 
 
 def _recipe_name(config: Table) -> str:
@@ -535,7 +537,7 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
         reader.refuse("optimizer.master_weight_dtype", "float32 is modelled")
     if reader.flag(optimizer, "master_weights"):
         stores_remainders = reader.flag(optimizer, "store_param_remainders")
-        reader.frozen = FrozenModel(
+        reader.frozen_model = FrozenModel(
             "transformer_engine/pytorch/optimizers/fused_adam.py",
             "bfloat16" if stores_remainders else "float32",
             name="lower 16 bits of main weights" if stores_remainders else "main weights",

@@ -192,7 +192,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
         has_axolotl_stack = fuses_adapters and launched_run.framework == "torch"
-        return replace(launched_run, stack="axolotl") if has_axolotl_stack else launched_run
+        return replace(launched_run, software_stack="axolotl") if has_axolotl_stack else launched_run
 
 
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")

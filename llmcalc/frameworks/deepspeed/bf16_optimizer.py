@@ -26,9 +26,9 @@ class Bf16OptimizerRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count = padded_flat_size(sum(map(weight_elements, self.parameters)), self.ranks)
+        element_count = padded_flat_size(sum(map(weight_elements, self.parameters)), self.rank_count)
         element_bytes = self.dtype.bytes
-        self.partition_size = element_count // self.ranks
+        self.partition_size = element_count // self.rank_count
         with count_storages_as(self.meter, "weights"):
             flat_weights = Storage(self.meter, element_count * element_bytes)
         for weight in self.parameters:
@@ -50,7 +50,9 @@ class Bf16OptimizerRun(ReplicatedRun):
                 del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
             with count_storages_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
-                message_buffer = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)
+                message_buffer = Storage(
+                    self.meter, self.partition_size * self.rank_count * self.communication_dtype.bytes
+                )
             del message_buffer
 
     def update(self) -> None:

@@ -85,7 +85,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
     with reader_of(source_file) as reader:
         launch_settings = read_deepspeed_section(reader, config, source_file.world_size, trainer_arguments or {})
         settings = default_attention(reader) | launch_settings.settings
-        return reader.launch("deepspeed", launch_settings._replace(settings=settings))
+        return reader.create_launch("deepspeed", launch_settings._replace(settings=settings))
 
 
 def read_deepspeed_section(

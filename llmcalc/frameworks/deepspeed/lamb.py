@@ -50,7 +50,7 @@ class OneBitLambRun(ReplicatedRun):
         with count_storages_as(self.meter, "optimizer"):
             self.states = [
                 Storage(self.meter, tensor_elements * FLOAT32.bytes)
-                for tensor_elements in (element_count, element_count, ceil_div(element_count, self.ranks))
+                for tensor_elements in (element_count, element_count, ceil_div(element_count, self.rank_count))
             ]
 
     def update(self) -> None:

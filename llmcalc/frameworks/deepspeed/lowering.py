@@ -19,18 +19,18 @@ class UnpackHook:
     """A hook that unpacks a saved tensor in the backward pass, although no gradient depends on the tensor."""
 
     def __init__(self, saved_tensor: SavedTensor) -> None:
-        self.saved = saved_tensor
+        self.saved_tensor = saved_tensor
 
     def __call__(self) -> None:
-        self.saved.unpack()
+        self.saved_tensor.unpack()
 
 
 class GatheringProfile(EagerKernels):
     """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
-    opened: modules that the current step gathered.
-    of_frames: per frame, the modules that stay gathered until its end.
+    gathered_modules: modules that the current step gathered.
+    modules_by_frame: per frame, the modules that stay gathered until its end.
     """
 
     coordinator: ParameterCoordinator | None = None
@@ -38,8 +38,8 @@ class GatheringProfile(EagerKernels):
     def set_coordinator(self, coordinator: ParameterCoordinator) -> None:
         """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
-        self.opened: list[Path] = []
-        self.of_frames: list[list[Path]] = []
+        self.gathered_modules: list[Path] = []
+        self.modules_by_frame: list[list[Path]] = []
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -82,11 +82,12 @@ class GatheringProfile(EagerKernels):
     def gather_for_use(self, weight: Tensor) -> Tensor:
         """Returns a parameter, after an all-gather of its module if necessary."""
         if self.coordinator is not None and not self.only_finds_parameters:
-            parameter = self.coordinator.by_tensor.get(id(weight))
+            parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in running_modules for running_modules in (self.opened, *self.of_frames)
+                parameter.module in running_modules
+                for running_modules in (self.gathered_modules, *self.modules_by_frame)
             ):
-                self.opened.append(parameter.module)
+                self.gathered_modules.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)
         return weight
 
@@ -97,7 +98,7 @@ class GatheringProfile(EagerKernels):
         if self.coordinator is None:
             super().run_step(operation)
             return
-        outer_modules, self.opened = self.opened, []
+        outer_modules, self.gathered_modules = self.gathered_modules, []
         input_tensor = None
         if self.adapters is not None and isinstance(operation.op, Linear):
             input_tensor = self._value_with_tensor(operation.input_values[0])
@@ -111,12 +112,12 @@ class GatheringProfile(EagerKernels):
                 self._save_input(linear_input, operation.output_values[0])
         finally:  # a part that runs again stops at the last tensor that is needed
             linear_input = None
-            used_modules, self.opened = self.opened, outer_modules
+            used_modules, self.gathered_modules = self.gathered_modules, outer_modules
         for module in used_modules:
             if module == self.module_path():
-                self.of_frames[-1].append(module)
+                self.modules_by_frame[-1].append(module)
             elif has_frozen_input and not any(
-                parameter.full_param.is_leaf for parameter in self.coordinator.modules[module]
+                parameter.full_param.is_leaf for parameter in self.coordinator.parameters_by_module[module]
             ):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
@@ -134,11 +135,11 @@ class GatheringProfile(EagerKernels):
         if self.coordinator is None:
             super()._run_module_items(module_call)
             return
-        self.of_frames.append([])
+        self.modules_by_frame.append([])
         try:
             super()._run_module_items(module_call)
         finally:
-            running_modules = self.of_frames.pop()
+            running_modules = self.modules_by_frame.pop()
         for module in running_modules:
             self._add_release_hooks(module, module_call.scope.output)
 

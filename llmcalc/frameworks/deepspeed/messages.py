@@ -66,7 +66,7 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
     Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages
     1 and 2 gather weights after the update (`allreduce_gradients` of runtime/engine.py, `all_gather_dp_groups`).
     """
-    settings = launched_run.own_settings
+    settings = launched_run.framework_settings
     if not isinstance(settings, DeepSpeedSettings) or settings.overlap_comm is None:
         return None
     zero_stage = launched_run.layout.zero if settings.stage is None else settings.stage

@@ -26,7 +26,7 @@ class OneBitAdamRun(FlatCopyRun):
         """Creates the flat float32 weights with Adam's states, and the compression errors."""
         super().prepare_training()
         flat_elements = self.updated_parameters[0].tensor.shape[0]
-        error_sizes = [flat_elements, ceil_div(flat_elements, self.ranks)]
+        error_sizes = [flat_elements, ceil_div(flat_elements, self.rank_count)]
         if self.settings.optimizer.lower() == ZERO_ONE:
             error_sizes.append(flat_elements)
         with count_storages_as(self.meter, "optimizer"):

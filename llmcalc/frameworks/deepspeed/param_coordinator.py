@@ -26,28 +26,28 @@ NEVER = -1
 class ParameterStorage(Storage):
     """The storage of a full parameter. It has memory only while the parameter is gathered.
 
-    inner: that memory, which may be a larger buffer; None while the parameter is released.
+    inner_storage: that memory, which may be a larger buffer; None while the parameter is released.
     """
 
-    __slots__ = ("inner",)
+    __slots__ = ("inner_storage",)
 
     def __init__(self, memory_meter: Meter, storage_bytes: int) -> None:
         self.meter: Meter = memory_meter
         self.bytes: int = storage_bytes
         self.block: Block = Block(0, "weights")
-        self.inner: Storage | None = None
+        self.inner_storage: Storage | None = None
 
     def __del__(self) -> None:
         """Does nothing, since the inner storage frees itself."""
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: the shared buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the shared buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
-        self.flat: Storage | None = flat_parameters
-        self.complete: bool = False
+        self.flat_buffer: Storage | None = flat_parameters
+        self.is_complete: bool = False
 
 
 class Parameter:
@@ -56,23 +56,23 @@ class Parameter:
     path: its path in the model.
     module: the path of its module.
     full_param: the full parameter, which modules use.
-    count: its elements.
+    element_count: its elements.
     shard_elements: elements of a rank's part.
-    persists: whether it stays gathered between steps.
-    available: whether it is gathered.
-    gathering: the all-gather that is under way; None if there is none.
-    fetched: the last step of the trace for which it was gathered.
+    is_persistent: whether it stays gathered between steps.
+    is_available: whether it is gathered.
+    gather_handle: the all-gather that is under way; None if there is none.
+    last_fetched_step: the last step of the trace for which it was gathered.
     """
 
     __slots__ = (
-        "available",
-        "count",
-        "fetched",
+        "element_count",
         "full_param",
-        "gathering",
+        "gather_handle",
+        "is_available",
+        "is_persistent",
+        "last_fetched_step",
         "module",
         "path",
-        "persists",
         "shard_elements",
     )
 
@@ -80,7 +80,7 @@ class Parameter:
         self.path: Path = parameter_path
         self.module: Path = module_path_of(parameter_path)
         element_count = weight_elements(template)
-        self.count: int = element_count
+        self.element_count: int = element_count
         self.shard_elements: int = -(-element_count // rank_count)
         self.full_param: Tensor = Tensor(
             template.shape,
@@ -88,10 +88,10 @@ class Parameter:
             ParameterStorage(memory_meter, element_count * template.dtype.bytes),
             is_leaf=template.is_leaf,
         )
-        self.persists: bool = False
-        self.available: bool = False
-        self.gathering: AllGatherHandle | None = None
-        self.fetched: int = NEVER
+        self.is_persistent: bool = False
+        self.is_available: bool = False
+        self.gather_handle: AllGatherHandle | None = None
+        self.last_fetched_step: int = NEVER
 
     @property
     def storage(self) -> ParameterStorage:
@@ -104,12 +104,12 @@ class ParameterCoordinator:
     """Gathers and releases parameters (`PartitionedParameterCoordinator`).
 
     parameters: all parameters.
-    modules: path of a module → its parameters.
-    by_tensor: id of a whole parameter's tensor → the parameter.
-    order: the trace: modules in the order of their use.
+    parameters_by_module: path of a module → its parameters.
+    parameter_by_tensor_id: id of a whole parameter's tensor → the parameter.
+    module_order: the trace: modules in the order of their use.
     is_recording, is_recorded: whether the trace is being recorded, and whether it is complete.
-    queue: parameters of the trace that were not gathered ahead yet, each with its step.
-    step: the current step of the trace.
+    prefetch_queue: parameters of the trace that were not gathered ahead yet, each with its step.
+    step_index: the current step of the trace.
     live_elements: elements of gathered parameters.
     to_release: module and step → parameters that are released after it.
     backward_modules: modules whose backward pass has begun and not ended.
@@ -118,88 +118,100 @@ class ParameterCoordinator:
     def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, rank_count: int) -> None:
         self.meter: Meter = memory_meter
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = rank_count
+        self.rank_count: int = rank_count
         self.parameters: list[Parameter] = []
-        self.modules: dict[Path, list[Parameter]] = {}
-        self.by_tensor: dict[int, Parameter] = {}
-        self.order: list[Path] = []
+        self.parameters_by_module: dict[Path, list[Parameter]] = {}
+        self.parameter_by_tensor_id: dict[int, Parameter] = {}
+        self.module_order: list[Path] = []
         self.is_recording: bool = False
         self.is_recorded: bool = False
-        self.queue: deque[tuple[Parameter, int]] = deque()
-        self.step: int = 0
+        self.prefetch_queue: deque[tuple[Parameter, int]] = deque()
+        self.step_index: int = 0
         self.live_elements: int = 0
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 
     def add_parameter(self, parameter_path: Path, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
-        parameter = Parameter(self.meter, parameter_path, template, self.ranks)
+        parameter = Parameter(self.meter, parameter_path, template, self.rank_count)
         self.parameters.append(parameter)
-        self.modules.setdefault(parameter.module, []).append(parameter)
-        self.by_tensor[id(parameter.full_param)] = parameter
+        self.parameters_by_module.setdefault(parameter.module, []).append(parameter)
+        self.parameter_by_tensor_id[id(parameter.full_param)] = parameter
         return parameter
 
     def mark_persistent(self) -> None:
         """Marks the small parameters that stay gathered (`mark_persistent_parameters`)."""
         element_limit, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
         for parameter in self.parameters:
-            if element_limit is not None and parameter.count + persistent_elements > element_limit:
+            if element_limit is not None and parameter.element_count + persistent_elements > element_limit:
                 continue
-            if parameter.count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
-                parameter.persists = True
-                persistent_elements += parameter.count
+            if parameter.element_count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
+                parameter.is_persistent = True
+                persistent_elements += parameter.element_count
 
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
         """Returns to the start of the recorded module order, and releases parameters that are still gathered."""
         for parameter in self.parameters:
-            if parameter.gathering is not None:
+            if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
                 self._release(parameter)
         self.is_recorded = self.is_recorded or self.is_recording
         self.is_recording = not self.is_recorded
-        self.queue = deque()
+        self.prefetch_queue = deque()
         if self.is_recorded:
-            for module_position, module in enumerate(self.order):
-                self.queue += ((parameter, module_position) for parameter in self.modules[module])
+            for module_position, module in enumerate(self.module_order):
+                self.prefetch_queue += ((parameter, module_position) for parameter in self.parameters_by_module[module])
         for parameter in self.parameters:
-            parameter.fetched = NEVER
-        self.step = self.live_elements = 0
+            parameter.last_fetched_step = NEVER
+        self.step_index = self.live_elements = 0
 
     def fetch_module(self, module_path: Path) -> None:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
-            self.order.append(module_path)
-        module_parameters = self.modules[module_path]
+            self.module_order.append(module_path)
+        module_parameters = self.parameters_by_module[module_path]
         self._start_all_gather(
-            [parameter for parameter in module_parameters if not parameter.available and parameter.gathering is None]
+            [
+                parameter
+                for parameter in module_parameters
+                if not parameter.is_available and parameter.gather_handle is None
+            ]
         )
         for parameter in module_parameters:
-            if parameter.gathering is not None:
+            if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
-        if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module_path:
+        if (
+            self.is_recorded
+            and self.step_index < len(self.module_order)
+            and self.module_order[self.step_index] == module_path
+        ):
             self._prefetch(module_parameters)
-        self.step += 1
+        self.step_index += 1
 
     def _prefetch(self, module_parameters: Sequence[Parameter]) -> None:
         """Starts gathering the next parameters of the trace, up to the prefetch limit."""
-        unfetched_count = sum(parameter.fetched < self.step for parameter in module_parameters)
-        for _ in range(min(unfetched_count, len(self.queue))):
-            parameter, next_use_step = self.queue.popleft()
-            parameter.fetched = next_use_step
+        unfetched_count = sum(parameter.last_fetched_step < self.step_index for parameter in module_parameters)
+        for _ in range(min(unfetched_count, len(self.prefetch_queue))):
+            parameter, next_use_step = self.prefetch_queue.popleft()
+            parameter.last_fetched_step = next_use_step
         element_limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
         element_count = 0
-        while self.queue and element_count < element_limit:
-            parameter, next_use_step = self.queue.popleft()
-            parameter.fetched = max(parameter.fetched, next_use_step)
-            if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
+        while self.prefetch_queue and element_count < element_limit:
+            parameter, next_use_step = self.prefetch_queue.popleft()
+            parameter.last_fetched_step = max(parameter.last_fetched_step, next_use_step)
+            if (
+                not parameter.is_available
+                and parameter.gather_handle is None
+                and parameter not in prefetched_parameters
+            ):
                 prefetched_parameters.append(parameter)
-                element_count += parameter.count
+                element_count += parameter.element_count
         self._start_all_gather(prefetched_parameters)
 
     # --- memory -----------------------------------------------------------------------------------------------------
@@ -215,105 +227,110 @@ class ParameterCoordinator:
         """Starts an all-gather, in which several parameters share a buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
-        self.live_elements += sum(parameter.count for parameter in parameters)
+        self.live_elements += sum(parameter.element_count for parameter in parameters)
         element_bytes = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
             copied_shards = self._copy_shards_from_host(parameters)
-        if self.ranks == 1:
+        if self.rank_count == 1:
             for parameter in parameters:
-                parameter.gathering = AllGatherHandle([parameter], None)
+                parameter.gather_handle = AllGatherHandle([parameter], None)
                 if self.settings.offload_param != "none":
                     with self.gathering_stream():
-                        parameter.storage.inner = Storage(self.meter, parameter.count * element_bytes)
+                        parameter.storage.inner_storage = Storage(self.meter, parameter.element_count * element_bytes)
         elif len(parameters) == 1 or self.settings.stage3_allgather_sequential:
             for parameter in parameters:
                 with self.gathering_stream():
-                    parameter.storage.inner = Storage(self.meter, parameter.shard_elements * self.ranks * element_bytes)
-                parameter.gathering = AllGatherHandle([parameter], None)
+                    parameter.storage.inner_storage = Storage(
+                        self.meter, parameter.shard_elements * self.rank_count * element_bytes
+                    )
+                parameter.gather_handle = AllGatherHandle([parameter], None)
         else:
             with self.gathering_stream(), count_storages_as(self.meter, "communication"):
                 flat_buffer = Storage(
-                    self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * element_bytes
+                    self.meter,
+                    sum(parameter.shard_elements for parameter in parameters) * self.rank_count * element_bytes,
                 )
             uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
             gather_handle = AllGatherHandle(parameters, None if uses_all_reduce else flat_buffer)
             for parameter in parameters:
-                parameter.gathering = gather_handle
+                parameter.gather_handle = gather_handle
                 if uses_all_reduce:
-                    parameter.storage.inner = flat_buffer
+                    parameter.storage.inner_storage = flat_buffer
             del flat_buffer
         del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of the buffer, which is freed with the last reference."""
-        gather_handle = parameter.gathering
+        gather_handle = parameter.gather_handle
         assert gather_handle is not None
-        parameter.gathering = None
-        if not gather_handle.complete:
-            gather_handle.complete = True
+        parameter.gather_handle = None
+        if not gather_handle.is_complete:
+            gather_handle.is_complete = True
             for gathered_parameter in gather_handle.parameters:
-                gathered_parameter.available = True
-                if gathered_parameter.storage.inner is None and self.ranks > 1:
+                gathered_parameter.is_available = True
+                if gathered_parameter.storage.inner_storage is None and self.rank_count > 1:
                     with self.gathering_stream():
-                        gathered_parameter.storage.inner = Storage(
-                            self.meter, gathered_parameter.count * gathered_parameter.full_param.dtype.bytes
+                        gathered_parameter.storage.inner_storage = Storage(
+                            self.meter, gathered_parameter.element_count * gathered_parameter.full_param.dtype.bytes
                         )
 
     def release_module(self, module_path: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
-        for parameter in self._parameters_to_release(module_path) if self.is_recorded else self.modules[module_path]:
+        for parameter in (
+            self._parameters_to_release(module_path) if self.is_recorded else self.parameters_by_module[module_path]
+        ):
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
         """Frees the storage of a gathered parameter."""
-        if parameter.available and parameter.gathering is None:
-            parameter.storage.inner, parameter.available = None, False
-            self.live_elements -= parameter.count
+        if parameter.is_available and parameter.gather_handle is None:
+            parameter.storage.inner_storage, parameter.is_available = None, False
+            self.live_elements -= parameter.element_count
 
     def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
-        cache_key = (module_path, self.step)
+        cache_key = (module_path, self.step_index)
         if cache_key not in self.to_release:
             released_parameters = [
                 parameter
-                for parameter in self.modules[module_path]
-                if not parameter.persists and parameter.fetched <= self.step
+                for parameter in self.parameters_by_module[module_path]
+                if not parameter.is_persistent and parameter.last_fetched_step <= self.step_index
             ]
             reuse_distance = 0
-            for i in range(self.step, len(self.order)):
+            for i in range(self.step_index, len(self.module_order)):
                 if reuse_distance >= self.settings.stage3_max_reuse_distance or not released_parameters:
                     break
-                for parameter in self.modules[self.order[i]]:
+                for parameter in self.parameters_by_module[self.module_order[i]]:
                     if parameter in released_parameters:
                         released_parameters.remove(parameter)
-                    reuse_distance += parameter.count
+                    reuse_distance += parameter.element_count
             self.to_release[cache_key] = released_parameters
         return self.to_release[cache_key]
 
     def release_all(self) -> None:
         """Releases all parameters (`release_and_reset_all`)."""
         for parameter in self.parameters:
-            if parameter.gathering is not None:
+            if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
             self._release(parameter)
         self.backward_modules = []
 
     def gather_persistent(self) -> None:
         """Gathers each persistent parameter into a separate buffer at the end of a step."""
-        persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
+        persistent_parameters = [parameter for parameter in self.parameters if parameter.is_persistent]
         with count_storages_as(self.meter, "weights"):
             shard_copies = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
-                parameter.available = True
-                if self.ranks > 1 or self.settings.offload_param != "none":
-                    parameter.storage.inner = Storage(
-                        self.meter, parameter.shard_elements * self.ranks * parameter.full_param.dtype.bytes
+                parameter.is_available = True
+                if self.rank_count > 1 or self.settings.offload_param != "none":
+                    parameter.storage.inner_storage = Storage(
+                        self.meter, parameter.shard_elements * self.rank_count * parameter.full_param.dtype.bytes
                     )
         del shard_copies
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
         """Copies the rank's shards from the host and returns their device storages; none without offloading."""
-        if self.settings.offload_param == "none" or self.ranks == 1:
+        if self.settings.offload_param == "none" or self.rank_count == 1:
             return []
         return [
             Storage(self.meter, parameter.shard_elements * parameter.full_param.dtype.bytes) for parameter in parameters

@@ -162,7 +162,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
             f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
             f"{MOST_LAYERS:,}"
         )
-    settings = settings_of(layout, training_run.own_settings, training_run.version)
+    settings = settings_of(layout, training_run.framework_settings, training_run.version)
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
         settings = replace(settings, offload_optimizer="cpu")
         memory_estimate = memory_estimate.with_changes(optimizer_offload=None)

@@ -46,13 +46,14 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 class ZeroSetup:
     """The model, training configuration and DeepSpeed settings of one rank under ZeRO.
 
-    ranks: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products' workspace.
+    rank_count: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products'
+        workspace.
     """
 
     spec: ModelSpec
     training_config: TrainingConfig
     settings: DeepSpeedSettings
-    ranks: int
+    rank_count: int
     rank: int = 0
     workspace_bytes: int = 0
 
@@ -61,7 +62,7 @@ class ZeroRun(TrainingRun):
     """The training steps of one rank under ZeRO, to be replayed.
 
     settings: DeepSpeed's settings.
-    ranks, rank: number of partitions, and index of the rank's.
+    rank_count, rank: number of partitions, and index of the rank's.
     dtype: number format of the parameters.
     accumulation_dtype: number format in which gradients are accumulated over micro-batches.
     communication_dtype: number format in which gradients are reduced over ranks.
@@ -77,7 +78,7 @@ class ZeroRun(TrainingRun):
         super().__init__(zero_setup.spec, zero_setup.training_config, None, zero_setup.workspace_bytes, memory_meter)
         settings = zero_setup.settings
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = zero_setup.ranks
+        self.rank_count: int = zero_setup.rank_count
         self.rank: int = zero_setup.rank
         self.dtype: Dtype = DTYPES[zero_setup.training_config.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)

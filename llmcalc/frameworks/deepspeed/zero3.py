@@ -43,11 +43,13 @@ class Stage3Run(ZeroRun):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
-        self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, zero_setup.settings, zero_setup.ranks)
+        self.coordinator: ParameterCoordinator = ParameterCoordinator(
+            self.meter, zero_setup.settings, zero_setup.rank_count
+        )
         self.lowering.set_coordinator(self.coordinator)
         self.bucket: list[Parameter] = []
-        self.elements: int = 0
-        self.buffer: Storage | None = None
+        self.bucket_element_count: int = 0
+        self.bucket_storage: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -59,7 +61,7 @@ class Stage3Run(ZeroRun):
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.is_leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.is_leaf]
-        self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
+        self.sub_groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
         element_count = sum(parameter.shard_elements for parameter in trained_parameters)
         with count_storages_as(memory_meter, "weights"):
@@ -75,7 +77,7 @@ class Stage3Run(ZeroRun):
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
             with count_storages_as(memory_meter, "communication"):
-                self.buffer = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
+                self.bucket_storage = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
         self.grad_partitions_flat_buffer: Storage | None = None
         if not self.has_offloaded_states:
             with count_storages_as(memory_meter, "gradients"):
@@ -93,7 +95,7 @@ class Stage3Run(ZeroRun):
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
         group_sizes = [
-            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.sub_groups
         ]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
@@ -123,14 +125,14 @@ class Stage3Run(ZeroRun):
     def _create_fp32_partitions(self) -> None:
         """Creates the float32 copies that the optimizer updates (`_create_fp32_partitions`)."""
         memory_meter = self.meter
-        for parameter_group in self.groups:  # _create_fp32_partitions
+        for parameter_group in self.sub_groups:  # _create_fp32_partitions
             element_count = sum(parameter.shard_elements for parameter in parameter_group)
             fp32_copy = Storage(memory_meter, element_count * FLOAT32.bytes)
             with count_storages_as(memory_meter, "optimizer"):
                 self.updated_parameters.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
         largest_group_elements = max(
-            sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups
+            sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.sub_groups
         )
         gradient_buffer = Storage(memory_meter, largest_group_elements * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
@@ -173,16 +175,19 @@ class Stage3Run(ZeroRun):
 
         Source: `reduce_independent_p_g_buckets_and_remove_grads`.
         """
-        parameter = self.coordinator.by_tensor.get(id(weight))
+        parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
         if parameter is None:  # an input of a part that runs again
             return
-        if self.elements + parameter.count > self.bucket_elements and self.elements > 0:
+        if self.bucket_element_count + parameter.element_count > self.bucket_elements and self.bucket_element_count > 0:
             self.reduce_bucket()
-        if self.buffer is not None and self.elements + parameter.count <= self.bucket_elements:
-            weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
+        if (
+            self.bucket_storage is not None
+            and self.bucket_element_count + parameter.element_count <= self.bucket_elements
+        ):
+            weight.grad = Tensor(weight.shape, self.dtype, self.bucket_storage)
         self.bucket.append(parameter)
-        self.elements += parameter.count
-        module_parameters = self.coordinator.modules[parameter.module]
+        self.bucket_element_count += parameter.element_count
+        module_parameters = self.coordinator.parameters_by_module[parameter.module]
         if all(
             sibling_parameter.full_param.grad is not None
             or sibling_parameter in self.bucket
@@ -197,7 +202,11 @@ class Stage3Run(ZeroRun):
             return
         settings = self.settings
         with self.reduction_stream():
-            if settings.contiguous_gradients and self.elements <= self.bucket_elements and not settings.reduce_scatter:
+            if (
+                settings.contiguous_gradients
+                and self.bucket_element_count <= self.bucket_elements
+                and not settings.reduce_scatter
+            ):
                 grad_partitions = self._avg_scatter_contiguous_grads()
             else:
                 grad_partitions = self._avg_scatter_grads()
@@ -206,7 +215,7 @@ class Stage3Run(ZeroRun):
                     self._copy_to_host(parameter)
                 parameter.full_param.grad = None
             del grad_partitions
-        self.bucket, self.elements = [], 0
+        self.bucket, self.bucket_element_count = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
         """Accumulates a gradient shard on the host, in the last micro-batch with its fp32 norm (`partition_grads`)."""
@@ -225,16 +234,19 @@ class Stage3Run(ZeroRun):
         """All-reduces a scaled copy of the bucket's buffer, and returns the storages of this rank's shards."""
         sum_buffer = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
-            sum_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
-        if self.ranks > 1:
-            reduced_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+            sum_buffer = Storage(self.meter, self.bucket_element_count * self.communication_dtype.bytes)
+        if self.rank_count > 1:
+            reduced_buffer = Storage(self.meter, self.bucket_element_count * self.communication_dtype.bytes)
         sum_buffer = None
         if self.communication_dtype is not self.accumulation_dtype:
-            sum_buffer, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
+            sum_buffer, reduced_buffer = (
+                Storage(self.meter, self.bucket_element_count * self.accumulation_dtype.bytes),
+                None,
+            )
         padded_gradients = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
-            if parameter.count % self.ranks
+            if parameter.element_count % self.rank_count
         ]
         return [*padded_gradients, *(parameter for parameter in (sum_buffer, reduced_buffer) if parameter is not None)]
 
@@ -247,11 +259,12 @@ class Stage3Run(ZeroRun):
         cast_gradients: list[Storage] = []
         if self.communication_dtype is not self.dtype:
             cast_gradients = [
-                Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket
+                Storage(self.meter, parameter.element_count * self.communication_dtype.bytes)
+                for parameter in self.bucket
             ]
-        padded_elements = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
+        padded_elements = sum(parameter.shard_elements for parameter in self.bucket) * self.rank_count
         concatenated_gradients: list[Storage] = []
-        if len(self.bucket) > 1 or padded_elements > self.elements:
+        if len(self.bucket) > 1 or padded_elements > self.bucket_element_count:
             concatenated_gradients = [Storage(self.meter, padded_elements * self.communication_dtype.bytes)]
         if self.communication_dtype is self.accumulation_dtype:
             return concatenated_gradients or cast_gradients
@@ -270,11 +283,11 @@ class Stage3Run(ZeroRun):
             self.host_norms = {}
             self.coordinator.gather_persistent()
             return
-        for sub_group in self.groups:  # get_grad_norm_direct
+        for sub_group in self.sub_groups:  # get_grad_norm_direct
             for parameter in sub_group:
                 float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del float64_copy
-        for sub_group, fp32_partition in zip(self.groups, self.updated_parameters, strict=True):
+        for sub_group, fp32_partition in zip(self.sub_groups, self.updated_parameters, strict=True):
             with count_storages_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)
             self.run_optimizer([fp32_partition])

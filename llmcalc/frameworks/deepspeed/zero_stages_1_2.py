@@ -58,14 +58,14 @@ class PartitionedRun(ZeroRun):
 
     rank: the rank of the partition.
     partition_size: elements of a partition.
-    pieces: id of a parameter → its pieces on all ranks.
+    pieces_by_weight: id of a parameter → its pieces on all ranks.
     rank_pieces: id of a parameter → its piece on this rank.
     rank_parameters: the parameters with a piece on this rank.
     bucket: the gradients that are reduced next.
     oversized_gradient: a gradient that is larger than a bucket.
     has_buffers: whether the bucket has buffers.
     pending_frees: parameters whose gradients the next reduction frees.
-    accumulated: id of a parameter → its gradient over micro-batches, in a format of its own.
+    accumulated_gradients: id of a parameter → its gradient over micro-batches, in a format of its own.
     partition_buffer: the buffer of the rank's gradients.
     accumulated_partition: the rank's gradients of all micro-batches so far.
     averaged_gradients: the rank's gradients after the last micro-batch.
@@ -80,7 +80,7 @@ class PartitionedRun(ZeroRun):
         self.bucket: GradientBucket = GradientBucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False
-        self.accumulated: dict[int, Tensor] = {}
+        self.accumulated_gradients: dict[int, Tensor] = {}
         self.pending_frees: list[Tensor] = []
         self.partition_buffer: Storage | None = None
         self.accumulated_partition: list[Tensor] | None = None
@@ -93,7 +93,7 @@ class PartitionedRun(ZeroRun):
     def prepare_training(self) -> None:
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        settings, rank_count = self.settings, self.ranks
+        settings, rank_count = self.settings, self.rank_count
         ordered_parameters = (
             round_robin_order(self.parameters, rank_count) if settings.round_robin_gradients else self.parameters
         )
@@ -101,14 +101,17 @@ class PartitionedRun(ZeroRun):
         start_offsets, flat_elements = aligned_offsets(element_counts, element_bytes, settings.parameter_alignment)
         element_count = padded_flat_size(flat_elements, rank_count)
         self.partition_size: int = element_count // rank_count
-        self.pieces: dict[int, list[PartitionPiece]] = {
+        self.pieces_by_weight: dict[int, list[PartitionPiece]] = {
             id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
             for weight, start_offset, parameter_elements in zip(
                 ordered_parameters, start_offsets, element_counts, strict=True
             )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank
+            weight_id: piece
+            for weight_id, pieces in self.pieces_by_weight.items()
+            for piece in pieces
+            if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with count_storages_as(self.meter, "weights"):
@@ -187,7 +190,7 @@ class PartitionedRun(ZeroRun):
 
     def process_gradients(self, weight: Tensor) -> None:
         """Accumulates or reduces a new gradient, as the hook of a parameter."""
-        if id(weight) not in self.pieces:  # an input of a part that runs again
+        if id(weight) not in self.pieces_by_weight:  # an input of a part that runs again
             return
         self.setup_buckets()
         if self.has_separate_accumulation:
@@ -208,9 +211,9 @@ class PartitionedRun(ZeroRun):
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
         """Accumulates a gradient in the separate accumulation format."""
-        if id(weight) not in self.accumulated:
+        if id(weight) not in self.accumulated_gradients:
             with count_storages_as(self.meter, "gradients"):
-                self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
+                self.accumulated_gradients[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
         else:
             accumulated_gradient = empty(self.meter, weight.shape, self.accumulation_dtype)
             del accumulated_gradient
@@ -218,16 +221,16 @@ class PartitionedRun(ZeroRun):
 
     def gradient(self, weight: Tensor) -> Tensor | None:
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
-        return self.accumulated.get(id(weight)) if self.has_separate_accumulation else weight.grad
+        return self.accumulated_gradients.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
         if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:
-            self.accumulated.pop(id(weight), None)
+            self.accumulated_gradients.pop(id(weight), None)
         else:
-            self.accumulated[id(weight)] = gradient
+            self.accumulated_gradients[id(weight)] = gradient
 
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
@@ -287,7 +290,7 @@ class PartitionedRun(ZeroRun):
         settings, rank_number = self.settings, self.rank
         pieces_to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.parameters:
-            for weight_piece in self.pieces[id(weight)]:
+            for weight_piece in self.pieces_by_weight[id(weight)]:
                 is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
@@ -435,7 +438,7 @@ class PartitionedRun(ZeroRun):
         """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
         self.meter.place = AllocationPlace("step")
         if self.has_offloaded_states:
-            self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
+            self.host_norms, self.compact_partition, self.accumulated_gradients = {}, None, {}
             return
         (trained_partition,) = self.updated_parameters
         if self.settings.compute_grad_norm:
@@ -445,7 +448,7 @@ class PartitionedRun(ZeroRun):
         with count_storages_as(self.meter, "gradients"):
             trained_partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None
-        self.accumulated = {}
+        self.accumulated_gradients = {}
         self.run_optimizer([trained_partition])
 
     def _single_grad_partition(self) -> Tensor:

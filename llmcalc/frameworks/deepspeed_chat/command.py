@@ -52,7 +52,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss_name:
             settings |= _pair_settings(reader, argument_values, loss_name, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
-        return reader.launch("deepspeed", launch_settings, target=model_id)
+        return reader.create_launch("deepspeed", launch_settings, model_name=model_id)
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
@@ -65,7 +65,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
     settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
     rollout = step3.rollout_of(reader, step3_arguments, launch_settings.layout.dp)
-    return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
+    return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
@@ -88,7 +88,7 @@ def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, confi
         reader, loss_name, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
     if reader.flag(arguments, "offload_reference_model"):
-        reader.frozen = None
+        reader.frozen_model = None
         reader.notes.append("--offload_reference_model: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
     return batch_settings

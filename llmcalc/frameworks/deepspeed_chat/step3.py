@@ -90,18 +90,19 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
     return Rollout(
         source=SOURCE,
         reference_model=AdditionalModel(
-            _offload_location(reader, arguments, "offload_reference_model"), ranks=rank_count if actor_stage == 3 else 1
+            _offload_location(reader, arguments, "offload_reference_model"),
+            rank_count=rank_count if actor_stage == 3 else 1,
         ),
         reward_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reward_model"),
-            ranks=rank_count if critic_stage == 3 else 1,
-            parameters=critic_parameters,
+            rank_count=rank_count if critic_stage == 3 else 1,
+            parameter_count=critic_parameters,
         ),
         critic_location="device",
         critic_bytes=_critic_bytes(critic_parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
-        sequences=reader.integer(arguments, "per_device_generation_batch_size", 16),
-        tokens=tokens,
-        logit_tokens=tokens,
+        sequence_count=reader.integer(arguments, "per_device_generation_batch_size", 16),
+        tokens_per_sequence=tokens,
+        logit_tokens_per_sequence=tokens,
         logit_bytes=12
         if reader.flag(arguments, "compute_fp32_loss")
         else 6,  # both models' logits, and log-probabilities

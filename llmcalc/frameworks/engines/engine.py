@@ -73,9 +73,9 @@ class EngineMemory:
     """The memory of each device of a serving engine, and the remaining KV cache.
 
     terms: the terms of the fullest rank, in the order in which they are taken.
-    kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
+    kv_tokens: tokens of the cache as the engine prints them. block_count: blocks of the cache.
     max_concurrency: requests of the longest length that the caches hold.
-    starts: whether the engine starts. message: its message where it does not, else empty.
+    can_start: whether the engine starts. message: its message where it does not, else empty.
     max_model_len: the longest request. assumed_flags: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
@@ -84,8 +84,9 @@ class EngineMemory:
     host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
         is in use (`share`); empty if not known.
     heading: a remark that stands below the heading of a screen; default none.
-    most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
-    state_requests: requests of a rank for which there are slots of recurrent states; None for no such slots.
+    largest_request_limit: sequences of a step above which the engine refuses to start; 0 where that is not why it
+        refuses.
+    requests_with_states: requests of a rank for which there are slots of recurrent states; None for no such slots.
     has_all_layers_on_devices: whether an engine that may place layers on the host has none of their tensors and caches
         there; default false.
     divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
@@ -94,9 +95,9 @@ class EngineMemory:
 
     terms: tuple[MemoryTerm, ...]
     kv_tokens: int
-    blocks: int
+    block_count: int
     max_concurrency: float
-    starts: bool
+    can_start: bool
     message: str
     max_model_len: int
     devices: int
@@ -107,8 +108,8 @@ class EngineMemory:
     host: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
     heading: str = ""
-    most_sequences: int = 0
-    state_requests: int | None = None
+    largest_request_limit: int = 0
+    requests_with_states: int | None = None
     divides_request_limit: bool = False
     has_all_layers_on_devices: bool = False
 
@@ -126,7 +127,7 @@ class EngineMemory:
 
     def has_room_for(self, user_count: int) -> bool:
         """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
-        return self.starts and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
+        return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
@@ -171,7 +172,7 @@ class Engine:
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
     plugin_stacks: vendor → name of the stack that times the plugin there; default those of `stacks_by_version`.
-    least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
+    minimum_compute_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
@@ -191,7 +192,8 @@ class Engine:
     default_context: (preset, hardware, devices) → tokens of a sequence by default on so many accelerators; None for an
         engine whose default does not follow from their memory alone.
     benchmark_remark: how its own benchmark sends equal requests, as the end of a clause; empty for no remark.
-    step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
+    batch_tokens_flag, request_limit_flag: settings of `EngineMemory`: most tokens and sequences of a step; empty for
+        none.
     """
 
     name: str
@@ -210,7 +212,7 @@ class Engine:
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     plugin_vendors: tuple[str, ...] = ()
     plugin_stacks: Mapping[str, str] = field(default_factory=dict)
-    least_capability: float = 0.0
+    minimum_compute_capability: float = 0.0
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
@@ -219,8 +221,8 @@ class Engine:
     exchange_flags: LazyFunction | None = None
     draft_flags: LazyFunction | None = None
     benchmark_remark: str = ""
-    step_tokens: str = ""
-    step_sequences: str = ""
+    batch_tokens_flag: str = ""
+    request_limit_flag: str = ""
     start_words: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
@@ -229,7 +231,7 @@ class Engine:
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""
-        request_limit = engine_memory.settings.get(self.step_sequences)
+        request_limit = engine_memory.settings.get(self.request_limit_flag)
         if not request_limit:
             return None
         replica_count = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
@@ -241,7 +243,7 @@ class Engine:
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""
-        if float(hardware.compute_capability or self.least_capability) < self.least_capability:
+        if float(hardware.compute_capability or self.minimum_compute_capability) < self.minimum_compute_capability:
             return False
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
@@ -257,7 +259,9 @@ class Engine:
     def supported_accelerators(self) -> str:
         """The accelerators on which the engine runs, as messages name them: `a GPU of NVIDIA or AMD`."""
         least_capability_text = (
-            f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
+            f" (compute capability {self.minimum_compute_capability} or higher)"
+            if self.minimum_compute_capability
+            else ""
         )
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
@@ -314,7 +318,7 @@ class Engine:
             raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
         return flags | ({} if seq is None else {length_field: seq})
 
-    def flags_with_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
+    def flags_with_request_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
         """Returns the flags with a limit of `user_count` sequences at once, unless they state another.
 
         Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
@@ -367,7 +371,7 @@ class Engine:
                     typed_flag,
                     engine_memory.kv_tokens,
                     engine_memory.max_concurrency,
-                    engine_memory.starts,
+                    engine_memory.can_start,
                     engine_memory.devices,
                 )
             )
@@ -381,9 +385,9 @@ class Engine:
             for layout_flags, engine_memory in self.layouts(
                 self.server(preset, hardware, engine_version, flags), MOST_DEVICES
             ):
-                if engine_memory.starts and not layout_flags:  # it starts as it is
+                if engine_memory.can_start and not layout_flags:  # it starts as it is
                     return flag_changes
-                if engine_memory.starts:
+                if engine_memory.can_start:
                     typed_layout = " ".join(
                         f"{self.spelling(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
                     )
@@ -412,7 +416,7 @@ class Engine:
         for typed_flag, changed_values in self.flag_changes(server):
             if typed_flag.startswith(self.spelling(server.length_field)):
                 engine_memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
-                if engine_memory.starts:
+                if engine_memory.can_start:
                     return FlagChange(
                         f"{flag_change.flag} {typed_flag}",
                         engine_memory.kv_tokens,

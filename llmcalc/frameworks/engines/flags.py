@@ -53,12 +53,13 @@ class Flag(NamedTuple):
     """A command-line flag of a serving engine.
 
     names: its spellings, the usual one first.
-    kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no value),
-        word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
-    words: the values that are modelled, for a word; words that may stand for a number.
+    value_kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no
+        value), word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the
+        flag: `--flag.key 1`).
+    choices: the values that are modelled, for a word; words that may stand for a number.
     value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     is_repeatable: whether it may be written several times, with the values joined by commas.
-    off_spellings: spellings that turn a switch off, beside its name behind `--no-`.
+    disabling_spellings: spellings that turn a switch off, beside its name behind `--no-`.
     refusal_reason: why the flag is not modelled, in words; empty if it is.
     is_memory_neutral: whether it changes no memory of the device.
     minimum, maximum: bounds of a number.
@@ -66,15 +67,15 @@ class Flag(NamedTuple):
     """
 
     names: tuple[str, ...]
-    kind: FlagKind = "text"
-    words: tuple[str, ...] = ()
+    value_kind: FlagKind = "text"
+    choices: tuple[str, ...] = ()
     refusal_reason: str = ""
     is_memory_neutral: bool = False
     minimum: int = 1
     maximum: int = LARGEST_NUMBER
     value_if_bare: str = ""
     is_repeatable: bool = False
-    off_spellings: tuple[str, ...] = ()
+    disabling_spellings: tuple[str, ...] = ()
     key_kinds: tuple[tuple[str, FlagKind], ...] = ()
 
     @property
@@ -93,36 +94,36 @@ class Flag(NamedTuple):
             str(flag_value)
         except ValueError:  # a number of thousands of digits, from Python
             raise InputError(f"{flag_name}: {short_repr(flag_value)} is too long; expected a shorter value") from None
-        if self.kind == "switch":
+        if self.value_kind == "switch":
             return _read_switch(flag_name, flag_value)
-        if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
+        if self.value_kind in ("tokens", "number") and str(flag_value).lower() in self.choices:
             return str(flag_value).lower()
-        if self.kind == "tokens":
+        if self.value_kind == "tokens":
             return self._check_bounds(_read_tokens(flag_name, flag_value))
-        if self.kind == "number":
+        if self.value_kind == "number":
             return self._check_bounds(_read_number(flag_name, flag_value))
-        if self.kind in AMOUNT_RANGES:
-            return _read_amount(flag_name, flag_value, self.kind)
-        if self.kind == "numbers":
+        if self.value_kind in AMOUNT_RANGES:
+            return _read_amount(flag_name, flag_value, self.value_kind)
+        if self.value_kind == "numbers":
             return tuple(
                 self._check_bounds(_read_number(flag_name, list_item))
                 for list_item in _read_list(flag_name, flag_value)
             )
-        if self.kind == "table":
+        if self.value_kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
         value_text = str(flag_value).strip()
-        if self.kind == "word" and value_text.lower() not in self.words:
-            expected_text = f"{'one of ' * (len(self.words) > 1)}{', '.join(self.words)}"
+        if self.value_kind == "word" and value_text.lower() not in self.choices:
+            expected_text = f"{'one of ' * (len(self.choices) > 1)}{', '.join(self.choices)}"
             raise InputError(
                 f"{flag_name} {short_repr(value_text)}: is not modelled; expected {expected_text}."
-                f"{suggest(value_text, list(self.words))}"
+                f"{suggest(value_text, list(self.choices))}"
             )
-        return value_text.lower() if self.kind == "word" else value_text
+        return value_text.lower() if self.value_kind == "word" else value_text
 
     def _is_turned_off(self, flag_value: Any) -> bool:
         """Whether a value leaves a feature unused: a switch that is off, no offloaded part, one rank."""
         value_text = str(flag_value).strip().lower()[:10]
-        if self.kind == "switch":
+        if self.value_kind == "switch":
             return value_text == "false"
         is_amount = AMOUNT_NAME.search(self.names[0]) is not None
         is_rank_count = RANK_COUNT_NAME.search(self.names[0]) is not None
@@ -330,8 +331,8 @@ def read_flag_values(
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise _unknown_flag_error(engine_title, typed_flag, flags_by_name, suggestion, alternatives_by_flag)
         flag = flags_by_keyword[flag_name]
-        needs_value = flag.kind in VALUE_KINDS and not (
-            flag.value_if_bare or flag.off_spellings or flag.refusal_reason or flag.is_memory_neutral
+        needs_value = flag.value_kind in VALUE_KINDS and not (
+            flag.value_if_bare or flag.disabling_spellings or flag.refusal_reason or flag.is_memory_neutral
         )
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
@@ -396,10 +397,10 @@ def _is_memory_neutral_field(flags: Sequence[Flag], field_name: str) -> bool:
 
 
 class MatchedFlag(NamedTuple):
-    """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
+    """The flag that a command-line argument names. nested_keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
-    keys: tuple[str, ...] = ()
+    nested_keys: tuple[str, ...] = ()
 
 
 def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag | None:
@@ -415,7 +416,7 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     if (
         dot
         and table_flag is not None
-        and (table_flag.kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
+        and (table_flag.value_kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
     ):
         return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
@@ -523,8 +524,8 @@ def split_arguments(
                     else f"remove {argument_queue[0]}"
                 )
             )
-        if matched_flag.keys:
-            _set_nested_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
+        if matched_flag.nested_keys:
+            _set_nested_key(flag_values, (flag.field_name, *matched_flag.nested_keys), flag_value)
         else:
             flag_values[flag.field_name] = (
                 f"{flag_values[flag.field_name]},{flag_value}"
@@ -536,8 +537,8 @@ def split_arguments(
 
 def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 0,1."""
-    lists_devices = option_name == "--devices" and flag.kind == "text"
-    if flag.kind not in ("tokens", "number") and not lists_devices:
+    lists_devices = option_name == "--devices" and flag.value_kind == "text"
+    if flag.value_kind not in ("tokens", "number") and not lists_devices:
         return value_text
     try:
         parsed_number = parse_length(value_text)
@@ -559,19 +560,19 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
     flag = (
         flags_by_name.get("--" + with_hyphens(flag_name)[5:]) if with_hyphens(flag_name).startswith("--no-") else None
     )
-    if flag is not None and flag.kind == "switch":
+    if flag is not None and flag.value_kind == "switch":
         return flag
-    return next((flag for flag in flags if flag_name in flag.off_spellings), None)
+    return next((flag for flag in flags if flag_name in flag.disabling_spellings), None)
 
 
 def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
     """Removes a flag's value from the argument queue and returns the value. Raises `InputError` if missing."""
     next_argument = argument_queue[0].lower() if argument_queue else ""
-    if flag.kind == "switch":
+    if flag.value_kind == "switch":
         return argument_queue.popleft() if next_argument in ("true", "false") else True
-    if flag.kind in ("list", "numbers"):
+    if flag.value_kind in ("list", "numbers"):
         return " ".join(_take_values(argument_queue))
-    if flag.value_if_bare and next_argument not in flag.words:
+    if flag.value_if_bare and next_argument not in flag.choices:
         return flag.value_if_bare
     if not argument_queue:
         raise InputError(f"{flag_name}: the value is missing")

@@ -13,13 +13,13 @@ RECEIPT_FIELD = "receipt"
 
 @frozen
 class LoggedSizes:
-    """The memory sizes that a log states. file: the log. terms: name of a part of the memory → bytes.
+    """The memory sizes that a log states. log_file: the log. bytes_by_term: name of a part of the memory → bytes.
 
     settings: name of a flag → its value in the run of the log.
     """
 
-    file: str
-    terms: Mapping[str, int]
+    log_file: str
+    bytes_by_term: Mapping[str, int]
     settings: Mapping[str, Any]
 
     def differing_names(self, field_names: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:

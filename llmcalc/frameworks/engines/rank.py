@@ -79,36 +79,40 @@ class MissingKernels(InputError):
 class TokenCache(NamedTuple):
     """The KV caches of layers with one attention type, whose bytes grow with the tokens.
 
-    kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
-    width: elements of one token in one layer.
+    kind: kind of attention. layer_count: their number. window: tokens that each keeps at most; None for all.
+    elements_per_token: elements of one token in one layer.
     """
 
     kind: str
-    layers: int
+    layer_count: int
     window: int | None
-    width: int
+    elements_per_token: int
 
 
 class StateCache(NamedTuple):
-    """The recurrent states of layers of one type. layers: number of layers. bytes: bytes per sequence and layer."""
+    """The recurrent states of layers of one type.
+
+    layer_count: number of layers. bytes: bytes per sequence and layer.
+    """
 
     kind: str
-    layers: int
+    layer_count: int
     bytes: int
 
 
 class RankExperts(NamedTuple):
     """The routed experts of one layer on one rank.
 
-    top_k: experts of a token. width: width of an expert. expert_count: their number. input_width: width of what an
-        expert reads and returns: the model's, or that of latent experts. layers: the rank's layers with experts.
+    top_k: experts of a token. intermediate_size: width of an expert. expert_count: their number. input_width: width of
+        what an expert reads and returns: the model's, or that of latent experts. layer_count: the rank's layers with
+            experts.
     """
 
     top_k: int
-    width: int
+    intermediate_size: int
     expert_count: int
     input_width: int
-    layers: int
+    layer_count: int
 
 
 @frozen(eq=False)
@@ -116,8 +120,8 @@ class EngineRank:
     """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 
     dtype: number format of activations and of weights that are not quantized; None for the published one.
-    with_towers: whether encoders are loaded.
-    with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
+    includes_towers: whether encoders are loaded.
+    includes_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
     """
 
     preset: Preset
@@ -125,8 +129,8 @@ class EngineRank:
     rank: int = 0
     quantize: str | None = None
     dtype: str | None = None
-    with_towers: bool = True
-    with_mtp: bool = False
+    includes_towers: bool = True
+    includes_mtp: bool = False
 
     def shared(self) -> Self:
         """Returns the rank with these fields that servers with other flags share, with all that it computed.
@@ -260,7 +264,7 @@ class EngineRank:
         scheme = self.quantization
         if self.layout.tp == self.layout.expert_tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
-        included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included_part_names(self.includes_mtp, self.includes_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
         for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies_only=True):
@@ -299,7 +303,7 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
-        included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included_part_names(self.includes_mtp, self.includes_towers and bool(self.preset.model.towers))
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
@@ -352,7 +356,9 @@ class EngineRank:
         indices_with_window = [i for i, cache in enumerate(layer_caches) if cache.window == window]
         if indices_with_window:
             cache = layer_caches[indices_with_window[-1]]
-            layer_caches[indices_with_window[-1]] = cache._replace(layers=cache.layers + self.draft_layer_count)
+            layer_caches[indices_with_window[-1]] = cache._replace(
+                layer_count=cache.layer_count + self.draft_layer_count
+            )
         return layer_caches
 
     def no_cache_error(self, engine: str) -> InputError:
@@ -378,20 +384,22 @@ class EngineRank:
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
         if cache.kind == INDEXER:
-            return Fraction(float8_bytes(cache.width) if self.has_latent_selection else 2 * cache.width)
+            return Fraction(
+                float8_bytes(cache.elements_per_token) if self.has_latent_selection else 2 * cache.elements_per_token
+            )
         if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
-            latent_dim = cache.width - rotary_dim
+            latent_dim = cache.elements_per_token - rotary_dim
             return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
-        return cache.width * element_bytes
+        return cache.elements_per_token * element_bytes
 
     @property
     def draft_layer_count(self) -> int:
         """The number of loaded layers that draft tokens (multi-token prediction)."""
         mtp_part = self.preset.model.mtp
-        if mtp_part is None or not self.with_mtp:
+        if mtp_part is None or not self.includes_mtp:
             return 0
         return 1 if mtp_part.repeated else int(mtp_part.num_nextn_predict_layers)
 
@@ -459,7 +467,7 @@ class EngineRank:
         """
         longest_positions = longest_sequence(self.preset.model) or 0
         distinct_tables = {*rope_tables(self.preset, longest_positions if is_scaled else None, video_factor)}
-        return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in distinct_tables)
+        return sum(rope_table.dim * (rope_table.position_count or longest_positions) for rope_table in distinct_tables)
 
     @cached_property
     def up_projection_size(self) -> int:
@@ -575,11 +583,14 @@ def _walk_components(component: Record, nesting_depth: int = 0) -> Iterator[Reco
 
 
 class RopeTable(NamedTuple):
-    """A table of cosines and sines. base: the RoPE base. dim: rotated dimensions. rows: number of positions."""
+    """A table of cosines and sines.
+
+    base: the RoPE base. dim: rotated dimensions. position_count: number of positions.
+    """
 
     base: float
     dim: int
-    rows: int
+    position_count: int
 
 
 def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -> Iterator[RopeTable]:

@@ -35,21 +35,22 @@ class EngineServer:
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
         and others.
-    deciding_flags: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
+    deciding_flags_by_term: term → the flags that decide it beside the layout; all have to be those of the log in a
+        receipt.
     default_length: tokens of the longest request of a model that states no context length; None if it is needed.
     long_request_variable: the environment variable with which requests may be longer than the model's context; empty
         if they may be without one.
-    stages_variable: the environment variable with the layers of each pipeline stage; empty without one.
+    stage_layers_variable: the environment variable with the layers of each pipeline stage; empty without one.
     runs_float32_in_16_bits: whether a model that was published in float32 runs in half precision by default.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
     layout_fields: ClassVar[tuple[str, ...]]
-    deciding_flags: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    deciding_flags_by_term: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     default_length: ClassVar[int | None] = None
     long_request_variable: ClassVar[str] = ""
-    stages_variable: ClassVar[str] = ""
+    stage_layers_variable: ClassVar[str] = ""
     runs_float32_in_16_bits: ClassVar[bool] = False
 
     preset: Preset
@@ -155,7 +156,7 @@ class EngineServer:
             raise InputError(
                 f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
             )
-        stages_text = self.flags.get(self.stages_variable)
+        stages_text = self.flags.get(self.stage_layers_variable)
         if stages_text is not None:
             return self._stated_stage_layers(str(stages_text), layer_count)
         layers_per_stage = [layer_count // self.pp] * self.pp
@@ -170,11 +171,13 @@ class EngineServer:
         ]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
-                f"{self.stages_variable}={short_repr(stages_text)}: expected the layers of each stage, such as 16,32"
+                f"{self.stage_layers_variable}={short_repr(stages_text)}: expected the layers of each stage, such as "
+                "16,32"
             )
         if len(stated_layers) != self.pp or sum(stated_layers) != layer_count:
             raise InputError(
-                f"{self.stages_variable}={stages_text}: {len(stated_layers)} stages of {sum(stated_layers)} layers; "
+                f"{self.stage_layers_variable}={stages_text}: {len(stated_layers)} stages of {sum(stated_layers)} "
+                "layers; "
                 f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp} and {layer_count} layers of the model "
                 "are to be divided"
             )
@@ -286,9 +289,11 @@ class EngineServer:
             return {}
         return {
             term_name: logged_bytes
-            for term_name, logged_bytes in logged_sizes.terms.items()
-            if term_name in self.deciding_flags
-            and not logged_sizes.differing_names((*self.layout_fields, *self.deciding_flags[term_name]), self.settings)
+            for term_name, logged_bytes in logged_sizes.bytes_by_term.items()
+            if term_name in self.deciding_flags_by_term
+            and not logged_sizes.differing_names(
+                (*self.layout_fields, *self.deciding_flags_by_term[term_name]), self.settings
+            )
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
@@ -299,7 +304,7 @@ class EngineServer:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.logged_terms:
             return memory_terms
-        log_name = self.flags[RECEIPT_FIELD].file
+        log_name = self.flags[RECEIPT_FIELD].log_file
         return tuple(
             memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
             if memory_term.name in self.logged_terms

@@ -55,7 +55,7 @@ def unsplit_bytes(engine_rank: EngineRank) -> int:
 
 def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
     """Yields the tensors of the rank's text model and the bytes of each."""
-    included_parts = included_part_names(engine_rank.with_mtp, with_towers=False)
+    included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     weight_format = engine_rank.memory_use.dtype
     if engine_rank.quantization is None:
         for weight_tensor in weight_tensors_of(engine_rank.model.tree(), included_parts):

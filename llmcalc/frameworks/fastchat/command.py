@@ -25,14 +25,14 @@ class TrainingScript(NamedTuple):
     rank: default rank of adapters.
     targets: default layers with adapters.
     always_adapters: whether it trains adapters by default.
-    flash: whether it puts flash attention into the model.
+    uses_flash_attention: whether it puts flash attention into the model.
     weights: the number format in which it loads weights; empty for fp32.
     """
 
     rank: int
     targets: tuple[str, ...]
     always_adapters: bool = False
-    flash: bool = False
+    uses_flash_attention: bool = False
     weights: str = ""
 
 
@@ -40,7 +40,7 @@ LLAMA = ("q_proj", "v_proj")
 
 SCRIPTS = {
     "train": TrainingScript(8, LLAMA),
-    "train_mem": TrainingScript(8, LLAMA, flash=True),
+    "train_mem": TrainingScript(8, LLAMA, uses_flash_attention=True),
     "train_lora": TrainingScript(8, LLAMA, always_adapters=True),
     "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
@@ -117,7 +117,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
             "deepspeed", trainer_table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS
         )
     trainer_table["optim"] = reader.value(config, "optim", "adamw_torch")
-    if training_script.flash:
+    if training_script.uses_flash_attention:
         trainer_table["attn_implementation"] = "flash_attention_2"
     if training_script.weights:
         trainer_table["torch_dtype"] = training_script.weights

@@ -66,14 +66,14 @@ SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 class FsdpProfile(RingAttentionKernels):
     """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
 
-    traffic: the communication state of the groups; None in a run that only lists the parameters.
+    communication_state: the communication state of the groups; None in a run that only lists the parameters.
     layer_paths: per stack, the path of its layers.
     outer_groups: the groups of parameters outside the layers, beside the group of the model.
     groups: the group of the model first, and the group of each layer.
     sharded: the parameters by their paths, in the order of their first use.
     """
 
-    traffic: CommunicationState | None = None
+    communication_state: CommunicationState | None = None
     layer_paths: Collection[str] = ()
     outer_groups: Collection[LayerKey] = ()
 
@@ -84,10 +84,12 @@ class FsdpProfile(RingAttentionKernels):
 
         outer_groups: the groups of parameters outside the layers, beside the group of the model.
         """
-        self.traffic: CommunicationState = communication_state
+        self.communication_state: CommunicationState = communication_state
         self.layer_paths: Collection[str] = layer_paths
         self.outer_groups = outer_groups
-        self.groups: dict[LayerKey, ParamGroup] = {MODEL: ParamGroup(communication_state, "", reshards=False)}
+        self.groups: dict[LayerKey, ParamGroup] = {
+            MODEL: ParamGroup(communication_state, "", reshards_after_forward=False)
+        }
         self.sharded: dict[Path, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
@@ -110,8 +112,8 @@ class FsdpProfile(RingAttentionKernels):
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
-        assert self.traffic is not None
-        sharding = self.traffic.sharding
+        assert self.communication_state is not None
+        sharding = self.communication_state.sharding
         if parameter_key in self.buffers:
             shard_dtype = sharding.frozen_dtype or sharding.dtype
             return empty(
@@ -130,7 +132,7 @@ class FsdpProfile(RingAttentionKernels):
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
             group_class = ParamGroup if sharding.is_wrapped else UnwrappedGroup
-            self.groups[layer] = group_class(self.traffic, group_name, layer != HEAD, sharding)
+            self.groups[layer] = group_class(self.communication_state, group_name, layer != HEAD, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
@@ -155,8 +157,8 @@ class FsdpProfile(RingAttentionKernels):
 
     def gathers_float8(self, parameter_key: Path, template: Tensor) -> bool:
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
-        assert self.traffic is not None
-        float8_settings = self.traffic.sharding.float8
+        assert self.communication_state is not None
+        float8_settings = self.communication_state.sharding.float8
         if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
             return False
         layer_name = self.parameter_name(parameter_key).removesuffix(".weight")
@@ -186,7 +188,7 @@ class FsdpProfile(RingAttentionKernels):
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
-        if self.traffic is not None and parameter_key in self.sharded:
+        if self.communication_state is not None and parameter_key in self.sharded:
             layer = self.parameter_layer(parameter_key)
             if layer.layer_index >= 0 and layer != self.current_layer:
                 raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
@@ -237,7 +239,7 @@ class FsdpProfile(RingAttentionKernels):
 
     def run(self, program: Flow) -> Tensor:
         """Runs the program between all-gather and release of the root group."""
-        if self.traffic is None:
+        if self.communication_state is None:
             return super().run(program)
         root_group = self.groups.get(MODEL)
         if root_group is not None:
@@ -249,13 +251,13 @@ class FsdpProfile(RingAttentionKernels):
         model_output = super().run(program)
         if root_group is not None:
             root_group.post_forward([model_output, *self.further_outputs], is_last_group=True)
-        self.traffic.last_gathered = None  # the last gathering of the forward pass
+        self.communication_state.last_gathered = None  # the last gathering of the forward pass
         return model_output
 
     def run_step(self, operation: Step) -> None:
         """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.output_values)
-        if self.traffic is None or EMBEDDING not in self.outer_groups or not is_embedding:
+        if self.communication_state is None or EMBEDDING not in self.outer_groups or not is_embedding:
             super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING]
@@ -267,7 +269,7 @@ class FsdpProfile(RingAttentionKernels):
         """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
         module_scope = module_call.scope
         is_in_head = HEAD in self.outer_groups and len(self.frames) == 1 and module_scope.name in IN_HEAD
-        if self.traffic is None or not is_in_head:
+        if self.communication_state is None or not is_in_head:
             super().run_module(module_call)
             return
         assert module_scope.module_argument is not None
@@ -285,7 +287,7 @@ class FsdpProfile(RingAttentionKernels):
         """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
-        if self.traffic is None or layer_path not in self.layer_paths:
+        if self.communication_state is None or layer_path not in self.layer_paths:
             return super().run_layer(module_call, x)
         layer, memory_meter = LayerKey(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
@@ -332,7 +334,7 @@ class FsdpProfile(RingAttentionKernels):
     @property
     def has_row_exchange(self) -> bool:
         """Whether expert parallelism divides the experts over ranks, so that ranks exchange token rows."""
-        return self.traffic is not None and self.traffic.sharding.expert_sharding is not None
+        return self.communication_state is not None and self.communication_state.sharding.expert_sharding is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
         """Returns reordered rows. Autograd saves the index of the new order."""

@@ -48,15 +48,15 @@ class FsdpSharding:
 
     shard_count: number of shards of a parameter.
     shard_index: the shard of this rank.
-    replicas: groups of ranks, each with all shards (HSDP), 1 by default.
+    replica_count: groups of ranks, each with all shards (HSDP), 1 by default.
     dtype: number format of shards, of their gradients and of the optimizer's states.
     gathered_dtype: number format in which parameters are gathered and modules compute.
     reduce_dtype: number format in which gradients are reduced.
     float8: the linear layers that run in 8 bits; None (default) for none.
-    tensor_ranks: ranks of a tensor group, 1 by default.
+    tensor_parallel_size: ranks of a tensor group, 1 by default.
     divides_loss: whether a tensor group computes the loss on divided logits, true by default.
     frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
-    copies_gathered: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
+    copies_gathered_tokens: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
     overlaps_products: whether compiled layers use asynchronous tensor parallelism, false by default.
     offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
         false by default.
@@ -67,15 +67,15 @@ class FsdpSharding:
 
     shard_count: int
     shard_index: int
-    replicas: int
+    replica_count: int
     dtype: Dtype
     gathered_dtype: Dtype
     reduce_dtype: Dtype
     float8: Float8Settings | None = None
-    tensor_ranks: int = 1
+    tensor_parallel_size: int = 1
     divides_loss: bool = True
     frozen_dtype: Dtype | None = None
-    copies_gathered: bool = False
+    copies_gathered_tokens: bool = False
     overlaps_products: bool = False
     offloads_to_host: bool = False
     expert_sharding: FsdpSharding | None = None
@@ -116,18 +116,18 @@ class Parameter:
     shard: this rank's rows, which the optimizer updates. It has a gradient after the reduction.
     shard_elements: elements of the largest shard, to which all shards are padded.
     accumulated_grad: the sum of the gradients of earlier micro-batches; None after the reduction.
-    width: bytes per gathered element.
+    element_bytes: bytes per gathered element.
     has_partial_gradient: whether a tensor group must all-reduce its gradient, false by default.
     """
 
     __slots__ = (
         "accumulated_grad",
+        "element_bytes",
         "has_partial_gradient",
         "path",
         "shard",
         "shard_elements",
         "unsharded_param",
-        "width",
     )
 
     def __init__(
@@ -150,7 +150,7 @@ class Parameter:
         shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
         self.path: Path = parameter_path
         self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
-        self.width: int = element_bytes
+        self.element_bytes: int = element_bytes
         dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
         gathered_dtype = fsdp_sharding.gathered_dtype
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
@@ -180,12 +180,12 @@ class CommunicationState:
     last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
     reduce_inputs: input buffers of reductions that may still run.
     forward_order: the groups in the order in which their forward passes ended.
-    reduces: whether the backward pass reduces gradients over ranks, true by default.
-    reshards: whether the backward pass frees whole parameters, true by default.
+    reduces_gradients: whether the backward pass reduces gradients over ranks, true by default.
+    reshards_after_backward: whether the backward pass frees whole parameters, true by default.
     is_last_backward: whether the backward pass ends pending reductions (`set_is_last_backward`), true by default.
     streams: number of streams before those of this model, without the default stream; 0 by default.
     collectives: the collectives so far.
-    watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
+    on_hook: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
     def __init__(self, autograd_graph: AutogradGraph, fsdp_sharding: FsdpSharding, stream_count: int = 0) -> None:
@@ -195,9 +195,9 @@ class CommunicationState:
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
         self.forward_order: list[ParamGroup] = []
-        self.reduces = self.reshards = self.is_last_backward = True
+        self.reduces_gradients = self.reshards_after_backward = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.watch: Callable[[ParamGroup, Moment, bool], None] | None = None
+        self.on_hook: Callable[[ParamGroup, Moment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -215,11 +215,11 @@ class CommunicationState:
     @contextmanager
     def watch_hook(self, parameter_group: ParamGroup, hook_moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
-        if self.watch is not None:
-            self.watch(parameter_group, hook_moment, False)
+        if self.on_hook is not None:
+            self.on_hook(parameter_group, hook_moment, False)
         yield
-        if self.watch is not None:
-            self.watch(parameter_group, hook_moment, True)
+        if self.on_hook is not None:
+            self.on_hook(parameter_group, hook_moment, True)
 
     def finish(self, groups: Sequence[ParamGroup]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
@@ -227,9 +227,9 @@ class CommunicationState:
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
         for parameter_group in groups:
-            if parameter_group.state != "post-backward":
+            if parameter_group.training_state != "post-backward":
                 parameter_group.post_backward()
-            parameter_group.state = None
+            parameter_group.training_state = None
             if self.is_last_backward:
                 parameter_group.finalize_backward()
         if self.is_last_backward:
@@ -241,10 +241,10 @@ class ParamGroup:
     """Parameters that are all-gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module; empty for the model itself.
-    reshards: whether its whole parameters are freed between forward and backward pass.
+    reshards_after_forward: whether its whole parameters are freed between forward and backward pass.
     forward_prefetch, backward_prefetch: groups that it gathers ahead in each pass (`set_modules_to_forward_prefetch`,
         `set_modules_to_backward_prefetch`); none by default. Then the backward pass gathers the previous group ahead.
-    state: the hook that ran last.
+    training_state: the hook that ran last.
     is_unsharded: whether its parameters are whole.
     all_gather_result: the buffer of an all-gather that was not copied out yet.
     forward_positions: its positions in the forward order that no backward pass has used.
@@ -257,18 +257,18 @@ class ParamGroup:
         self,
         communication_state: CommunicationState,
         group_name: str,
-        reshards: bool,
+        reshards_after_forward: bool,
         fsdp_sharding: FsdpSharding | None = None,
     ) -> None:
-        self.traffic: CommunicationState = communication_state
+        self.communication_state: CommunicationState = communication_state
         self.sharding: FsdpSharding = fsdp_sharding or communication_state.sharding
         self.prefetches_previous: bool = True
         self.name: str = group_name
-        self.reshards: bool = reshards
+        self.reshards_after_forward: bool = reshards_after_forward
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()
         self.backward_prefetch: Sequence[ParamGroup] = ()
-        self.state: Moment | None = None
+        self.training_state: Moment | None = None
         self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
         self.forward_positions: list[int] = []
@@ -277,7 +277,7 @@ class ParamGroup:
     @property
     def gather_bytes(self) -> int:
         """Bytes that each rank contributes to the FSDP group's all-gather."""
-        return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
+        return sum(parameter.shard_elements * parameter.element_bytes for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reduction_count: int) -> Iterator[Collective]:
         """Yields the group's collectives in a step. reduction_count: backward passes that reduce gradients."""
@@ -286,7 +286,7 @@ class ParamGroup:
         gathered_bytes = self.gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shard_count > 1:
-            for is_backward in (False, True) if self.reshards else (False,):
+            for is_backward in (False, True) if self.reshards_after_forward else (False,):
                 yield Collective(
                     self.name, "all_gather", "dp", sharding.shard_count, is_backward, gathered_bytes, microbatches
                 )
@@ -300,9 +300,9 @@ class ParamGroup:
                 reduced_bytes * sharding.shard_count,
                 reduction_count,
             )
-        if sharding.replicas > 1 and trained_elements:
+        if sharding.replica_count > 1 and trained_elements:
             yield Collective(
-                self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduction_count
+                self.name, "all_reduce", "replicas", sharding.replica_count, True, reduced_bytes, reduction_count
             )
         gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
@@ -318,7 +318,7 @@ class ParamGroup:
 
     def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
-        comm, sharding = self.traffic, self.sharding
+        comm, sharding = self.communication_state, self.sharding
         shard_bytes = self.gather_bytes
         with count_storages_as(comm.meter, "communication") if stream is None else comm.communication_stream(stream):
             if sharding.shard_count == 1:
@@ -338,26 +338,26 @@ class ParamGroup:
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
-        memory_meter, sharding = self.traffic.meter, self.sharding
+        memory_meter, sharding = self.communication_state.meter, self.sharding
         if sharding.offloads_to_host:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
         cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
-        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast_parameters)
+        cast_bytes = sum(parameter.shard_elements * parameter.element_bytes for parameter in cast_parameters)
         return [Storage(memory_meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
         """Allocates a device copy of a shard, and a cast of the copy (`FSDPParam.all_gather_inputs`)."""
-        memory_meter = self.traffic.meter
+        memory_meter = self.communication_state.meter
         sharded_param_data = Storage(memory_meter, parameter.shard_elements * parameter.shard.dtype.bytes)
         if not parameter.is_cast:
             return sharded_param_data
-        return Storage(memory_meter, parameter.shard_elements * parameter.width)
+        return Storage(memory_meter, parameter.shard_elements * parameter.element_bytes)
 
     def wait_for_unshard(self, is_forward: bool) -> None:
         """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
         if self.all_gather_result is None:
             return
-        communication = self.traffic
+        communication = self.communication_state
         _prev_all_gather_state = communication.last_gathered if is_forward else None
         if is_forward:
             communication.last_gathered = None
@@ -372,10 +372,10 @@ class ParamGroup:
         """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
         sharding = self.sharding
         if sharding.shard_count == 1 and sharding.offloads_to_host:
-            with count_storages_as(self.traffic.meter, "communication"):
+            with count_storages_as(self.communication_state.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
         elif sharding.shard_count == 1 and parameter.is_cast:
-            _kept_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
+            _kept_input = empty(self.communication_state.meter, (parameter.shard_elements,), sharding.gathered_dtype)
         assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
         parameter.unsharded_param.storage.fill()
 
@@ -394,11 +394,11 @@ class ParamGroup:
 
         The gradient of that input is computed after all gradients of the group.
         """
-        with self.traffic.watch_hook(self, "pre-forward"):
-            self.state = "pre-forward"
-            autograd_graph = self.traffic.graph
+        with self.communication_state.watch_hook(self, "pre-forward"):
+            self.training_state = "pre-forward"
+            autograd_graph = self.communication_state.graph
             if activation is not None and activation.dtype.is_floating_point:
-                activation = Aten(autograd_graph).to(activation, self.traffic.sharding.gathered_dtype)
+                activation = Aten(autograd_graph).to(activation, self.communication_state.sharding.gathered_dtype)
             self.unshard(is_forward=True)
             self.wait_for_unshard(is_forward=True)
             for next_group in self.forward_prefetch:
@@ -420,27 +420,27 @@ class ParamGroup:
         module_outputs: the outputs of the modules, whose gradients start the group's backward pass.
         is_last_group: whether the forward pass ends here, and with it the last all-gather.
         """
-        with self.traffic.watch_hook(self, "post-forward"):
-            if self.reshards:
+        with self.communication_state.watch_hook(self, "post-forward"):
+            if self.reshards_after_forward:
                 self.reshard()
-            self.forward_positions.append(len(self.traffic.forward_order))
-            self.traffic.forward_order.append(self)
-            self.state = None
+            self.forward_positions.append(len(self.communication_state.forward_order))
+            self.communication_state.forward_order.append(self)
+            self.training_state = None
             for module_output in module_outputs:
                 if module_output.node is not None:
                     module_output.node.hooks.append(self.pre_backward)
             if is_last_group:
-                self.traffic.last_gathered = None
+                self.communication_state.last_gathered = None
 
     def pre_backward(self) -> None:
         """Runs before the group's backward pass: all-gathers, and prefetches the next group."""
-        if self.state == "pre-backward":
+        if self.training_state == "pre-backward":
             return
-        with self.traffic.watch_hook(self, "pre-backward"):
-            self.state = "pre-backward"
+        with self.communication_state.watch_hook(self, "pre-backward"):
+            self.training_state = "pre-backward"
             self.unshard(is_forward=False)
             self.wait_for_unshard(is_forward=False)
-            forward_order = self.traffic.forward_order
+            forward_order = self.communication_state.forward_order
             group_index = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
             if group_index > 0 and self.prefetches_previous:
                 forward_order[group_index - 1].unshard(is_forward=False)
@@ -449,13 +449,13 @@ class ParamGroup:
 
     def post_backward(self) -> None:
         """Runs after the group's backward pass: reduces gradients, or accumulates them."""
-        with self.traffic.watch_hook(self, "post-backward"):
-            self.state = "post-backward"
+        with self.communication_state.watch_hook(self, "post-backward"):
+            self.training_state = "post-backward"
             for parameter in self.parameters:
                 if parameter.accumulated_grad is not None:
                     parameter.unsharded_param.grad = None  # added in place
-            if not self.traffic.reduces:
-                if self.traffic.reshards:
+            if not self.communication_state.reduces_gradients:
+                if self.communication_state.reshards_after_backward:
                     self.reshard()
                 for parameter in self.parameters:
                     self._to_accumulated_grad(parameter)
@@ -464,13 +464,13 @@ class ParamGroup:
 
     def _to_accumulated_grad(self, parameter: Parameter) -> None:
         """Casts a gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
-        reduce_dtype = self.traffic.sharding.reduce_dtype
+        reduce_dtype = self.communication_state.sharding.reduce_dtype
         unsharded_grad, parameter.unsharded_param.grad = parameter.unsharded_param.grad, None
         if unsharded_grad is None or unsharded_grad.dtype is reduce_dtype:
             parameter.unsharded_param.grad = unsharded_grad
             return
-        with count_storages_as(self.traffic.meter, "gradients"):
-            parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
+        with count_storages_as(self.communication_state.meter, "gradients"):
+            parameter.accumulated_grad = empty(self.communication_state.meter, unsharded_grad.shape, reduce_dtype)
 
     def _reduce_gradients(self) -> None:
         """Reduces all existing gradients of the group."""
@@ -485,29 +485,35 @@ class ParamGroup:
                 unsharded_grads.append(self._get_grad_inner_tensor(parameter, gradient))
                 parameter.accumulated_grad = parameter.unsharded_param.grad = None
             del gradient
-        if self.traffic.reshards:
+        if self.communication_state.reshards_after_backward:
             self.reshard()
-        if self.traffic.reduce_inputs:
-            self.traffic.reduce_inputs.pop(0)
+        if self.communication_state.reduce_inputs:
+            self.communication_state.reduce_inputs.pop(0)
         if parameters_with_grad:
             self.all_reduce_input = None
             reduce_scatter_input, all_reduce_input = self._foreach_reduce(parameters_with_grad, unsharded_grads)
-            self.traffic.reduce_inputs.append(reduce_scatter_input)
+            self.communication_state.reduce_inputs.append(reduce_scatter_input)
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, input_gradient: Tensor) -> Tensor:
         """Returns the gradient in the form that FSDP reduces: sharded like the parameter, and fully summed."""
         if input_gradient.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
             return input_gradient
-        summed_gradient = empty(self.traffic.meter, parameter.unsharded_param.shape, input_gradient.dtype)
+        summed_gradient = empty(self.communication_state.meter, parameter.unsharded_param.shape, input_gradient.dtype)
         if parameter.has_partial_gradient:
-            self.traffic.collectives.append(self._tensor_all_reduce(summed_gradient.bytes))
+            self.communication_state.collectives.append(self._tensor_all_reduce(summed_gradient.bytes))
         return summed_gradient
 
     def _tensor_all_reduce(self, nbytes: Number, repetition_count: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
         return Collective(
-            self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetition_count
+            self.name,
+            "all_reduce",
+            "tp",
+            self.communication_state.sharding.tensor_parallel_size,
+            True,
+            nbytes,
+            repetition_count,
         )
 
     def _foreach_reduce(
@@ -517,7 +523,7 @@ class ParamGroup:
 
         Its loop over the gradients keeps a reference to the last one.
         """
-        comm, sharding = self.traffic, self.sharding
+        comm, sharding = self.communication_state, self.sharding
         element_count = sum(parameter.shard_elements for parameter in gradient_params)
         if sharding.shard_count > 1:
             _unsharded_grad = unsharded_grads[-1]
@@ -540,13 +546,13 @@ class ParamGroup:
                 comm.collectives.append(
                     Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, unsharded_bytes)
                 )
-            if sharding.replicas > 1:
+            if sharding.replica_count > 1:
                 comm.collectives.append(
-                    Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, buffer_bytes)
+                    Collective(self.name, "all_reduce", "replicas", sharding.replica_count, True, buffer_bytes)
                 )
                 all_reduce_input = reduce_output
         if casts_gradients:
-            post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
+            post_reduce_stream = ALL_REDUCE if sharding.replica_count > 1 else REDUCE
             with (
                 comm.communication_stream(post_reduce_stream),
                 count_storages_as(comm.meter, "gradients" if makes_gradients else "communication"),

@@ -87,20 +87,20 @@ class ShardedChunk(ModelChunk):
     def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
         self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
-        self.fsdp: FsdpSettings = sharded_setup.fsdp_settings
+        self.fsdp_settings: FsdpSettings = sharded_setup.fsdp_settings
         self.reshard: bool = sharded_setup.layout.reshard
         stream_offset = ALL_REDUCE * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
             sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
         )
-        self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
-        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
+        self.communication_state: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
+        self.stack_paths: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp_settings.outer_keys and (
             refusal_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
-        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp_settings.outer_keys)
-        self.gathers: bool = False
+        self.lowering.shard(self.communication_state, self.stack_paths, sharded_setup.fsdp_settings.outer_keys)
+        self.gathers_parameters: bool = False
         self.schedule_settings = sharded_setup.schedule_settings
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
@@ -114,7 +114,7 @@ class ShardedChunk(ModelChunk):
     def set_up(self) -> None:
         """Creates the shards of the parameters."""
         super().set_up()
-        set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+        set_resharding_and_prefetch(self.lowering.groups, self.stack_paths, self.fsdp_settings, self.reshard)
 
     def _initialize_stage(self) -> None:
         """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
@@ -136,7 +136,7 @@ class ShardedChunk(ModelChunk):
     def clear_runtime_states(self) -> None:
         """Frees outputs and gradients of the previous pass through the schedule."""
         self.output_chunks.clear()
-        for received_buffer in self.received:
+        for received_buffer in self.receive_buffers:
             received_buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
@@ -150,7 +150,7 @@ class ShardedChunk(ModelChunk):
         """Runs the backward pass of micro-batch `i`; older torch versions then keep the sent gradient allocated."""
         input_gradients = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and input_gradients is not None:
-            self.received[i].grad = input_gradients
+            self.receive_buffers[i].grad = input_gradients
         return input_gradients
 
     def merge_outputs(self) -> None:
@@ -163,11 +163,13 @@ class ShardedChunk(ModelChunk):
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = AllocationPlace("backward")
-        self.traffic.finish(list(self.lowering.groups.values()))
+        self.communication_state.finish(list(self.lowering.groups.values()))
 
     def keep_unsharded(self, keeps_unsharded: bool) -> None:
         """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
-        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps_unsharded
+        self.communication_state.reduces_gradients = self.communication_state.reshards_after_backward = (
+            self.communication_state.is_last_backward
+        ) = not keeps_unsharded
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and attributes new allocations to the yielded group."""
@@ -183,14 +185,14 @@ class ShardedChunk(ModelChunk):
         """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
         for parameter_group in self.groups("forward"):
             parameter_group.unshard(is_forward=False, stream_number=None)
-        self.gathers = True
+        self.gathers_parameters = True
 
     def wait_for_unshard(self) -> None:
         """Copies gathered shards into unsharded parameters (`_assert_unsharded`)."""
-        if self.gathers:
+        if self.gathers_parameters:
             for parameter_group in self.groups("forward"):
                 parameter_group.wait_for_unshard(is_forward=False)
-        self.gathers = False
+        self.gathers_parameters = False
 
     def reshard_all(self) -> None:
         """Frees all unsharded parameters (`RESHARD`)."""
@@ -203,7 +205,7 @@ class ShardedChunk(ModelChunk):
         for parameter_group in self.groups("backward"):
             parameter_group.post_backward()
         if self.schedule_settings.ends_reductions:
-            self.traffic.finish(list(self.lowering.groups.values()))
+            self.communication_state.finish(list(self.lowering.groups.values()))
         self.keep_unsharded(True)
 
 
@@ -250,7 +252,7 @@ class ShardedRank(RankRun):
 
     def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
-        self.schedules: int = schedule_settings.schedules_per_step
+        self.schedule_count: int = schedule_settings.schedules_per_step
         microbatches = sharded_setup.training_config.microbatches // schedule_settings.schedules_per_step
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
@@ -261,7 +263,9 @@ class ShardedRank(RankRun):
         rank_training = replace(sharded_setup.training_config, seq=rank_tokens, microbatches=microbatches)
         super().__init__(replace(sharded_setup, training_config=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
-        self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
+        self.active_chunks: list[tuple[int, ...]] = (
+            list(_active_chunks(self.schedule_actions, ACTIVE)) if gathers_stages else []
+        )
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a layout that is not modelled."""
@@ -277,7 +281,7 @@ class ShardedRank(RankRun):
 
     def run_passes(self) -> None:
         """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
-        for _ in range(min(self.schedules, 2)):
+        for _ in range(min(self.schedule_count, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
@@ -285,23 +289,23 @@ class ShardedRank(RankRun):
         for model_chunk in self.chunks:
             model_chunk.clear_runtime_states()
         super().run_passes()
-        for model_chunk in self.chunks[: len(self.chunks) if self.active else 0]:
+        for model_chunk in self.chunks[: len(self.chunks) if self.active_chunks else 0]:
             model_chunk.reshard_all()
         for model_chunk in self.chunks:
             model_chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
         """Reshards stages that become inactive, and gathers stages that become active."""
-        if not self.active:
+        if not self.active_chunks:
             return
-        previous_chunks, active_chunks = self.active[i - 1] if i else (), self.active[i]
+        previous_chunks, active_chunks = self.active_chunks[i - 1] if i else (), self.active_chunks[i]
         for chunk_index in previous_chunks:
             if chunk_index not in active_chunks:
                 self.chunks[chunk_index].reshard_all()
         for chunk_index in active_chunks:
             if chunk_index not in previous_chunks:
                 self.chunks[chunk_index].unshard()
-        self.chunks[self.order[i][1]].wait_for_unshard()
+        self.chunks[self.schedule_actions[i][1]].wait_for_unshard()
 
     def update(self) -> None:
         """Runs an optimizer step of every stage."""
@@ -334,7 +338,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
         return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), stacks, shortened_stacks)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
-        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp_settings.prefetch <= 1)
+        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp_settings.prefetched_layer_count <= 1)
     except NotRepeatingError:
         repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.count_bytes({})

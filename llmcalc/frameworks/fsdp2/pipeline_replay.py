@@ -53,23 +53,23 @@ Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 class SchedulePasses(PassCounter):
     """Counts each chunk's passes in every pipeline schedule; the first passes of a schedule differ from later ones.
 
-    schedule: number of schedules that have begun.
-    starts: per chunk, its forward passes before the current schedule.
+    schedule_count: number of schedules that have begun.
+    passes_before_schedule: per chunk, its forward passes before the current schedule.
     """
 
     def __init__(self, chunk_count: int) -> None:
         super().__init__(chunk_count)
-        self.schedule: int = 0
-        self.starts: list[int] = [0] * chunk_count
+        self.schedule_count: int = 0
+        self.passes_before_schedule: list[int] = [0] * chunk_count
 
     def begin_step(self) -> None:
         """Begins the next pipeline schedule."""
-        self.schedule += 1
-        self.starts = list(self.forwards)
+        self.schedule_count += 1
+        self.passes_before_schedule = list(self.forwards)
 
     def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
         """Returns a pass's position in its schedule (0, 1, or 2 for later passes), plus 3 after the first schedule."""
-        return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
+        return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
     def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns a key of a forward pass; passes with equal keys have the same memory events."""
@@ -78,7 +78,7 @@ class SchedulePasses(PassCounter):
             chunk_index,
             pass_kind,
             self._schedule_position(chunk_index, pass_number),
-            previous_state if pass_number > self.starts[chunk_index] else "",
+            previous_state if pass_number > self.passes_before_schedule[chunk_index] else "",
         )
 
     def next_backward(self, chunk_index: int) -> tuple[PassCase, PassId]:
@@ -98,8 +98,8 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
 
     def __init__(self, memory_meter: EventRecorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         PassRecorder.__init__(self, memory_meter, len(parameters))
-        self.schedule: int = 0
-        self.starts: list[int] = [0] * len(parameters)
+        self.schedule_count: int = 0
+        self.passes_before_schedule: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _surviving_outputs(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
@@ -124,8 +124,8 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
         PassPlayer.__init__(self, memory_meter, pass_traces, layer_offsets)
-        self.schedule: int = 0
-        self.starts: list[int] = [0] * len(layer_offsets)
+        self.schedule_count: int = 0
+        self.passes_before_schedule: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(
@@ -171,7 +171,7 @@ class ReplayedChunk(ShardedChunk):
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run_backward_pass: Callable[[], None]) -> None:
         """Runs or replays a backward pass, and collects all resulting gradients."""
-        assert self.passes is not None
+        assert self.pass_recorder is not None
         gathered_parameters = self.gathered_parameters()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
         gradient_leaves = [
@@ -180,7 +180,7 @@ class ReplayedChunk(ShardedChunk):
             *accumulated_gradients,
             *(parameter.unsharded_param for parameter in gathered_parameters),
         ]
-        self.passes.backward(self.number, gradient_leaves, run_backward_pass)
+        self.pass_recorder.backward(self.chunk_index, gradient_leaves, run_backward_pass)
 
 
 class ReplayedRank(ShardedRank):
@@ -257,7 +257,7 @@ def _replay_recorded(
         memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
     )
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = replayed_passes
+        model_chunk.pass_recorder = replayed_passes
 
 
 def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
@@ -266,7 +266,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
     stacks_by_chunk = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
     is_shortened = (
-        any(stacks_by_chunk) and model_chunks[0].fsdp.prefetch <= 1
+        any(stacks_by_chunk) and model_chunks[0].fsdp_settings.prefetched_layer_count <= 1
     )  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks_by_chunk] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
@@ -309,9 +309,9 @@ def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_siz
         recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
     )
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = schedule_recorder
+        model_chunk.pass_recorder = schedule_recorder
     for _ in range(2):
-        for _ in range(2 if sharded_rank.schedules > 1 else 1):
+        for _ in range(2 if sharded_rank.schedule_count > 1 else 1):
             _run_schedule(sharded_rank, group_size)
         sharded_rank.update()
         sharded_rank.zero_grad()
@@ -323,14 +323,14 @@ def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:
     for model_chunk in sharded_rank.chunks:
         model_chunk.clear_runtime_states()
     sharded_rank.begin_step()
-    for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
+    for model_chunk in sharded_rank.chunks if sharded_rank.active_chunks else ():
         model_chunk.unshard()
         model_chunk.wait_for_unshard()
     run_in_groups(sharded_rank.chunks, MICROBATCHES, group_size)
     for model_chunk in sharded_rank.chunks:
         model_chunk.perform_reduce_grad()
     sharded_rank.end_passes()
-    for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
+    for model_chunk in sharded_rank.chunks if sharded_rank.active_chunks else ():
         model_chunk.reshard_all()
     for model_chunk in sharded_rank.chunks:
         model_chunk.merge_outputs()

@@ -167,7 +167,7 @@ def reduction_settings(
         reduces_each_microbatch=fsdp_version > 1,
         has_flat_parameters=fsdp_version == 1 and "lora_rank" not in command_settings,
         fsdp_version=1 if fsdp_version == 1 else 2,
-        loss_parallel=loss_parallel,
+        uses_loss_parallel=loss_parallel,
         offloads_to_host=flag_value(
             reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False
         ),
@@ -280,4 +280,4 @@ def sharded_launch(
         hsdp_replicas=replica_count if is_sharded else 1,
     )
     launch_settings = LaunchSettings(layout, run_settings, titan_settings_of_run if is_sharded else None)
-    return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)
+    return reader.create_launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)

@@ -166,7 +166,9 @@ def counted_rank(
         if equal_rank is None:
             new_counted_rank = _count_rank(sharded_setup, cuda_runtime)
             same_event_ranks = (
-                earlier_rank for earlier_rank in earlier_ranks if earlier_rank.recordings == new_counted_rank.recordings
+                earlier_rank
+                for earlier_rank in earlier_ranks
+                if earlier_rank.recorded_events == new_counted_rank.recorded_events
             )
             equal_rank = next(same_event_ranks, new_counted_rank)
         else:
@@ -180,14 +182,14 @@ class CountedRank:
     """A counted rank without a pipeline, which other ranks with equal events share.
 
     counted_run: the counted tensors of the rank.
-    recordings: the recorded events of the rank.
+    recorded_events: the recorded events of the rank.
     equal_in_ring: the ranks with this place in the ring of context parallelism record equal events; None if the
         events depend on another coordinate of the rank.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
     counted_run: CountedRun
-    recordings: list[RecordedEvents]
+    recorded_events: list[RecordedEvents]
     equal_in_ring: int | None
     recording_units: int
 
@@ -208,9 +210,9 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
 
     def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
-        if layers_per_stack and fsdp_settings.prefetch > 1:
+        if layers_per_stack and fsdp_settings.prefetched_layer_count > 1:
             raise NotRepeatingError(
-                f"the first and last {fsdp_settings.prefetch} layers gather others than those between"
+                f"the first and last {fsdp_settings.prefetched_layer_count} layers gather others than those between"
             )
         return [
             record_fsdp_run(
@@ -268,7 +270,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     memory_estimate, layout = training_run.memory, training_run.layout
-    torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.framework_settings)
     training_config, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
     tensors_status = memory_estimate.tensors(training_config.kernel_choices.attention)
     tensors_term = None if tensors_status.status == "exact" else tensors_status
@@ -307,11 +309,11 @@ def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime)
     if TOWERS.name in memory_estimate.states.parameter_count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
-    settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
+    settings = titan_settings(training_run.framework_settings, memory_estimate.settings.precision)
     training_config, fsdp_settings = torchtitan_training(
         memory_estimate.spec, training_config, torchtitan_version, settings
     )
-    return training_config, replace(fsdp_settings, prefetch=training_run.layout.prefetch)
+    return training_config, replace(fsdp_settings, prefetched_layer_count=training_run.layout.prefetch)
 
 
 def _weakest_status(
@@ -395,7 +397,7 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
         memory_estimate.spec,
         memory_estimate.training(),
         version_date(training_run.version),
-        titan_settings(training_run.own_settings),
+        titan_settings(training_run.framework_settings),
     )
     message_counts: dict[Message, Number] = {}
     for collective in step_collectives_of_rank(memory_estimate.spec, training_config, layout, rank, fsdp_settings):

@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     tensor_bytes=LazyFunction(__package__, "rank_memory:tensor_bytes"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
     estimate_errors=EstimateErrors(share_below=0.08),
-    check=LazyFunction(__package__, "training:check_run"),
+    check_run=LazyFunction(__package__, "training:check_run"),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layout_rules=LayoutRules(

@@ -58,9 +58,9 @@ class TitanSettings:
 
     is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.
-    loss_parallel: with tensor parallelism, whether the loss is computed on divided logits; true by default.
+    uses_loss_parallel: with tensor parallelism, whether the loss is computed on divided logits; true by default.
     async_tensor_parallel: whether products and collectives overlap (symmetric memory); false by default.
-    compiled_loss: whether the loss is compiled; None (default) for torchtitan's default at its date.
+    compiles_loss: whether the loss is compiled; None (default) for torchtitan's default at its date.
     schedules_per_step: number of pipeline schedules per step; 1 by default.
     reduction_format: number format in which gradients are reduced; empty (default) for torchtitan's.
     reduces_each_microbatch: whether every micro-batch reduces its gradients, or only the last one of a step; true by
@@ -74,9 +74,9 @@ class TitanSettings:
 
     is_2024_form: bool = False
     float8: Float8Settings | None = None
-    loss_parallel: bool = True
+    uses_loss_parallel: bool = True
     async_tensor_parallel: bool = False
-    compiled_loss: bool | None = None
+    compiles_loss: bool | None = None
     schedules_per_step: int = 1
     reduction_format: str = ""
     reduces_each_microbatch: bool = True

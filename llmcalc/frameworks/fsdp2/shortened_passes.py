@@ -26,7 +26,7 @@ class ShortenedStagePasses(ShortenedPasses):
     """Derives the events of passes with all layers, and the gathered parameters that remain after these passes.
 
     events, passes: of the recorded run.
-    chunks: chunks of the recorded run.
+    recorded_chunks: chunks of the recorded run.
     full_chunks: the same chunks with all layers, after set-up.
     stacks: per chunk, its stack of which `RECORDED_REPEATS` repeats were recorded; none where all layers were.
     Raises `NotRepeatingError` if the repeats differ.
@@ -43,7 +43,7 @@ class ShortenedStagePasses(ShortenedPasses):
         super().__init__(
             events, passes, [layer_stack for chunk_stacks in stacks_by_chunk for layer_stack in chunk_stacks]
         )
-        self.chunks: Sequence[ShardedChunk] = model_chunks
+        self.recorded_chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(short_chunk, full_chunk, chunk_stacks)
@@ -83,10 +83,10 @@ class ShortenedStagePasses(ShortenedPasses):
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
         """Returns the tensors that outlive a pass with all layers: its output or gradients, and gathered parameters."""
         chunk_index, pass_kind, _ = recorded_pass.pass_id
-        recorded_chunk, source_numbers = self.chunks[chunk_index], self.sources[chunk_index]
+        recorded_chunk, source_numbers = self.recorded_chunks[chunk_index], self.sources[chunk_index]
         outputs_by_number = {i: (template, storage_number) for i, template, storage_number in recorded_pass.outputs}
         if pass_kind == "B":
-            received_count = int(bool(recorded_chunk.received))
+            received_count = int(bool(recorded_chunk.receive_buffers))
             first_recorded_outputs = [received_count + len(recorded_chunk.parameters)]
             first_full_outputs = [received_count + len(self.full_chunks[chunk_index].parameters)]
             first_recorded_outputs.append(first_recorded_outputs[0] + len(recorded_chunk.gathered_parameters()))

@@ -131,12 +131,12 @@ class _JobConfig:
     """The keys of a torchtitan job, whose sections depend on torchtitan's version."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
-        self.data, self.reading = config, reader
+        self.job_sections, self.reader = config, reader
 
     def find_key(self, job_key: str, *section_names: str) -> tuple[str, Any]:
         """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
         for section_name in section_names:
-            section_table = self.data.get(section_name)
+            section_table = self.job_sections.get(section_name)
             if isinstance(section_table, Mapping) and job_key in section_table:
                 return f"{section_name}.{job_key}", section_table[job_key]
         return f"{section_names[0]}.{job_key}", None
@@ -144,12 +144,12 @@ class _JobConfig:
     def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else integer_of(self.reading, full_key, job_value, minimum=minimum)
+        return default_value if job_value is None else integer_of(self.reader, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else flag_value(self.reading, full_key, job_value)
+        return default_value if job_value is None else flag_value(self.reader, full_key, job_value)
 
     def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
@@ -158,7 +158,7 @@ class _JobConfig:
             return default_value
         value_text = str(job_value)[:60]
         if value_text not in allowed_values:
-            raise self.reading.value_error(full_key, job_value, f"one of {', '.join(allowed_values)}")
+            raise self.reader.value_error(full_key, job_value, f"one of {', '.join(allowed_values)}")
         return value_text
 
 
@@ -175,10 +175,10 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 
 def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: model, layout and settings."""
-    reader = job_config.reading
-    for section_name, section_table in job_config.data.items():
+    reader = job_config.reader
+    for section_name, section_table in job_config.job_sections.items():
         _check_section(reader, section_name, section_table)
-    is_2024_form = "parallelism" not in job_config.data
+    is_2024_form = "parallelism" not in job_config.job_sections
     if spec is None:
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
@@ -194,7 +194,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     titan_config = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework_name: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(framework_name, LaunchSettings(layout, settings, titan_config), spec=spec)
+    return reader.create_launch(framework_name, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
@@ -216,7 +216,7 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
 
 def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
-    reader, section_names = job_config.reading, ("parallelism", "training")
+    reader, section_names = job_config.reader, ("parallelism", "training")
     tp = job_config.integer_of("tensor_parallel_degree", 1, *section_names)
     pp = job_config.integer_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
     cp = job_config.integer_of("context_parallel_degree", 1, "parallelism", "experimental")
@@ -278,7 +278,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     schedules_by_name = {schedule_name.lower(): schedule for schedule_name, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             full_key, f"{short_repr(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
@@ -293,10 +293,10 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layer_count)
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
-    if "parallelism" not in job_config.data:
+    if "parallelism" not in job_config.job_sections:
         layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
         if layers_per_chunk < 1:
-            raise job_config.reading.argument_error(
+            raise job_config.reader.argument_error(
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
             )
         middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
@@ -306,19 +306,17 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
             (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
-        stage_layers = integer_of(
-            job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage
-        )
+        stage_layers = integer_of(job_config.reader, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
         stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
-            raise job_config.reading.argument_error(
+            raise job_config.reader.argument_error(
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
         vpp = stage_count // pp
     base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
         )
     stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
@@ -348,9 +346,9 @@ def _stage_layers_from_split_points(
         layer_count,
     ]
     if sorted(set(stage_bounds)) != stage_bounds:
-        raise job_config.reading.value_error(full_key, split_points, "layers in rising order, such as layers.4")
+        raise job_config.reader.value_error(full_key, split_points, "layers in rising order, such as layers.4")
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             full_key, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
         )
     return tuple(stage_end - stage_start for stage_start, stage_end in pairwise(stage_bounds))
@@ -361,12 +359,12 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
-        -1 if global_batch_size is None else integer_of(job_config.reading, full_key, global_batch_size, minimum=-1)
+        -1 if global_batch_size is None else integer_of(job_config.reader, full_key, global_batch_size, minimum=-1)
     )
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch_size * layout.dp):
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             full_key,
             f"{batches_per_step}; expected a multiple of {local_batch_size * layout.dp}, local batch · data parallel",
         )
@@ -380,7 +378,7 @@ def _local_batch_size(job_config: _JobConfig) -> int:
 
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
-    reader, training_section = job_config.reading, "training"
+    reader, training_section = job_config.reader, "training"
     reader.calls_torch_attention = True
     local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
     batch, microbatches = local_batch_size, schedule_count
@@ -421,14 +419,14 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     if compute_format == weight_format:
         return {"dtype": weight_format, "master_weights": "none"}
     if weight_format == "bf16":
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
         )
     if layout.zero:
         return {"dtype": compute_format, "master_weights": "fp32"}
-    if "parallelism" in job_config.data and layout.tp == layout.pp == 1:
+    if "parallelism" in job_config.job_sections and layout.tp == layout.pp == 1:
         return {"precision": "autocast"}
-    job_config.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
+    job_config.reader.notes.append("without shards torchtitan computes in the format of the weights, fp32")
     return {"dtype": weight_format, "master_weights": "none"}
 
 
@@ -438,19 +436,17 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
     full_key, microbatch_value = job_config.find_key("pipeline_parallel_microbatches", "experimental")
-    if "parallelism" in job_config.data:
+    if "parallelism" in job_config.job_sections:
         microbatch_size = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
         full_key, microbatch_count = (
             "parallelism.pipeline_parallel_microbatch_size",
             local_batch_size // microbatch_size,
         )
     else:
-        microbatch_count = (
-            pp if microbatch_value is None else integer_of(job_config.reading, full_key, microbatch_value)
-        )
+        microbatch_count = pp if microbatch_value is None else integer_of(job_config.reader, full_key, microbatch_value)
         microbatch_size = local_batch_size // microbatch_count
     if microbatch_size < 1 or microbatch_size * microbatch_count != local_batch_size:
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             full_key, f"{local_batch_size} sequences do not divide into such micro-batches; expected a divisor"
         )
     return microbatch_size, microbatch_count
@@ -461,7 +457,7 @@ def _optimizer_name(job_config: _JobConfig) -> str:
     full_key, optimizer_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if optimizer_name is not None and optimizer_name not in optimizer_names:
-        raise job_config.reading.argument_error(
+        raise job_config.reader.argument_error(
             full_key, f"{short_repr(optimizer_name)} is not supported; expected AdamW or Adam"
         )
     return "adamw"
@@ -474,17 +470,17 @@ def _optimizer_implementation(job_config: _JobConfig) -> Literal["fused", "forea
         and job_config.find_key("implementation", "optimizer")[1] is None
     ):
         return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
-    default_implementation = "foreach" if "parallelism" not in job_config.data else "fused"
+    default_implementation = "foreach" if "parallelism" not in job_config.job_sections else "fused"
     return IMPLEMENTATIONS[job_config.word_of("implementation", default_implementation, IMPLEMENTATIONS, "optimizer")]
 
 
 def _compiles_layers(job_config: _JobConfig) -> bool:
     """Whether torch.compile compiles the layers."""
-    if "compile" in job_config.data:
+    if "compile" in job_config.job_sections:
         compiled_components = job_config.find_key("components", "compile")[1]
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
-            raise job_config.reading.value_error("compile.components", component_names, "a list")
+            raise job_config.reader.value_error("compile.components", component_names, "a list")
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
@@ -494,14 +490,14 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
-        job_config.reading.refuse("activation_checkpoint.mode", "the compiler's memory budget is not modelled")
+        job_config.reader.refuse("activation_checkpoint.mode", "the compiler's memory budget is not modelled")
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
     full_key, interval_value = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if interval_value == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if interval_value is None else integer_of(job_config.reading, full_key, interval_value)
+    layer_interval = 2 if interval_value is None else integer_of(job_config.reader, full_key, interval_value)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -513,18 +509,18 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) -> TitanSettings:
     """Returns the settings that only torchtitan has."""
-    reader, section_names = job_config.reading, ("parallelism", "experimental")
+    reader, section_names = job_config.reader, ("parallelism", "experimental")
     settings = TitanSettings(
         is_2024_form=is_2024_form,
         float8=_float8_settings(job_config, layout),
-        loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
+        uses_loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
         async_tensor_parallel=layout.tp > 1
         and job_config.flag_of("enable_async_tensor_parallel", False, *section_names),
-        compiled_loss=_is_loss_compiled(job_config),
+        compiles_loss=_is_loss_compiled(job_config),
         schedules_per_step=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
         offloads_to_host=job_config.flag_of("enable_cpu_offload", False, "training"),
     )
-    if not settings.loss_parallel and not layout.zero:
+    if not settings.uses_loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.refuse(full_key, "without shards the loss is modelled on divided logits alone")
     if settings.float8 is not None:
@@ -562,7 +558,7 @@ SMALL = "auto_filter_small_kn"
 
 def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
-    reader = job_config.reading
+    reader = job_config.reader
     converters = job_config.find_key("converters", "model")[1] or []
     converter_names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(converter_names, list):
@@ -599,17 +595,17 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
 
 def _float8_table(job_config: _JobConfig) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
-    float8_section: Any = job_config.data.get("quantize")
+    float8_section: Any = job_config.job_sections.get("quantize")
     for float8_key in ("linear", "float8"):
         float8_section = float8_section.get(float8_key) if isinstance(float8_section, Mapping) else None
     if isinstance(float8_section, Mapping):
         return "quantize.linear.float8", float8_section
-    return "float8", job_config.data.get("float8", {})
+    return "float8", job_config.job_sections.get("float8", {})
 
 
 def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
-    if "compile" not in job_config.data:
+    if "compile" not in job_config.job_sections:
         return None
     compiled_components = job_config.find_key("components", "compile")[1]
     return job_config.flag_of("enable", False, "compile") and (

@@ -30,7 +30,7 @@ class LlamaFlavor(NamedTuple):
     vocab_size: int = 128256
     rope_theta: float = 500000.0
 
-    def hidden(self) -> int:
+    def intermediate_size(self) -> int:
         """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
         hidden_width = int(2 * (4 * self.dim) / 3)
         hidden_width = hidden_width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * hidden_width)
@@ -48,14 +48,14 @@ class ExpertSizes(NamedTuple):
 
 
 class Qwen3Flavor(NamedTuple):
-    """The arguments of a Qwen3 flavour, by torchtitan's names. tied: `enable_weight_tying`."""
+    """The arguments of a Qwen3 flavour, by torchtitan's names. tie_word_embeddings: `enable_weight_tying`."""
 
     dim: int
     n_layers: int
     n_heads: int
     n_kv_heads: int
     hidden_dim: int
-    tied: bool = False
+    tie_word_embeddings: bool = False
     experts: ExpertSizes | None = None
     rope_theta: float = 1e6
     vocab_size: int = 151936
@@ -81,24 +81,26 @@ class DeepSeekFlavor(NamedTuple):
 class Llama4Flavor(NamedTuple):
     """The arguments of a Llama 4 flavour, by torchtitan's names.
 
-    moe_step: `interleave_moe_layer_step`: every so many layers have experts. Each token goes to one of them and to the
-    shared one. nope_step: `every_n_layers_nope`: layers without RoPE attend to all tokens, others to those of their
-    block of 8,192; 0 for RoPE and whole sequences everywhere.
+    moe_layer_interval: `interleave_moe_layer_step`: every so many layers have experts. Each token goes to one of them
+    and to the shared one. nope_layer_interval: `every_n_layers_nope`: layers without RoPE attend to all tokens, others
+    to those of their block of 8,192; 0 for RoPE and whole sequences everywhere.
     """
 
-    sizes: LlamaFlavor
+    llama_sizes: LlamaFlavor
     num_experts: int = 8
-    moe_step: int = 2
-    nope_step: int = 0
+    moe_layer_interval: int = 2
+    nope_layer_interval: int = 0
 
     def expert_width(self) -> int:
         """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
-        dense_width = int(2 * (4 * self.sizes.dim) / 3)
+        dense_width = int(2 * (4 * self.llama_sizes.dim) / 3)
         dense_width = (
-            dense_width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * dense_width)
+            dense_width
+            if self.llama_sizes.ffn_dim_multiplier is None
+            else int(self.llama_sizes.ffn_dim_multiplier * dense_width)
         )
         dense_width = int(dense_width / 2)
-        return dense_width + -dense_width % self.sizes.multiple_of
+        return dense_width + -dense_width % self.llama_sizes.multiple_of
 
 
 LLAMA3 = {
@@ -125,10 +127,10 @@ OLD_DEBUG = LlamaFlavor(256, 8, 16, vocab_size=2256)
 """The debug model of 2024, whose vocabulary is that of its test tokenizer."""
 
 QWEN3 = {
-    "debugmodel": Qwen3Flavor(256, 8, 16, 8, 3072, tied=True, vocab_size=2048),
-    "0.6B": Qwen3Flavor(1024, 28, 16, 8, 3072, tied=True),
-    "1.7B": Qwen3Flavor(2048, 28, 16, 8, 6144, tied=True),
-    "4B": Qwen3Flavor(2560, 36, 32, 8, 9728, tied=True),
+    "debugmodel": Qwen3Flavor(256, 8, 16, 8, 3072, tie_word_embeddings=True, vocab_size=2048),
+    "0.6B": Qwen3Flavor(1024, 28, 16, 8, 3072, tie_word_embeddings=True),
+    "1.7B": Qwen3Flavor(2048, 28, 16, 8, 6144, tie_word_embeddings=True),
+    "4B": Qwen3Flavor(2560, 36, 32, 8, 9728, tie_word_embeddings=True),
     "8B": Qwen3Flavor(4096, 36, 32, 8, 12288),
     "14B": Qwen3Flavor(5120, 40, 40, 8, 17408),
     "32B": Qwen3Flavor(5120, 64, 64, 8, 25600),
@@ -151,9 +153,9 @@ LLAMA4 = {
     "debugmodel": Llama4Flavor(_LLAMA4_DEBUG),
     "17bx16e": Llama4Flavor(_LLAMA4, 16, 1),
     "17bx128e": Llama4Flavor(_LLAMA4, 128),
-    "debugmodel_irope": Llama4Flavor(_LLAMA4_DEBUG, nope_step=4),
+    "debugmodel_irope": Llama4Flavor(_LLAMA4_DEBUG, nope_layer_interval=4),
     "17bx16e_irope": Llama4Flavor(_LLAMA4, 16, 1, 4),
-    "17bx128e_irope": Llama4Flavor(_LLAMA4, 128, nope_step=4),
+    "17bx128e_irope": Llama4Flavor(_LLAMA4, 128, nope_layer_interval=4),
 }
 
 GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
@@ -237,27 +239,27 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
         "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
     }
-    layer_table = _layer_table(attention_table, _swiglu_table(llama_sizes.hidden()), norm_table)
+    layer_table = _layer_table(attention_table, _swiglu_table(llama_sizes.intermediate_size()), norm_table)
     return _model_table(llama_sizes, {"block": layer_table}, norm_table)
 
 
 def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
-    norm_table, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
+    norm_table, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.llama_sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
     head_fields: Table = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
     }
-    chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
+    chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_layer_interval else {}
     attention_tables: dict[str, Table] = {
         "rope": {**head_fields, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
         "nope": head_fields,
     }
-    network_tables = {"dense": _swiglu_table(llama_sizes.hidden()), "experts": _moe_table(expert_sizes)}
+    network_tables = {"dense": _swiglu_table(llama_sizes.intermediate_size()), "experts": _moe_table(expert_sizes)}
     layer_types = [
-        f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
-        f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
+        f"{'nope' if llama4_sizes.nope_layer_interval and i % llama4_sizes.nope_layer_interval == 0 else 'rope'}-"
+        f"{'dense' if (i + 1) % llama4_sizes.moe_layer_interval else 'experts'}"
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
@@ -297,7 +299,7 @@ def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
     }
     mlp_table = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
     layer_table = _layer_table(attention_table, mlp_table, norm_table)
-    return _model_table(qwen_sizes, {"block": layer_table}, norm_table, qwen_sizes.tied)
+    return _model_table(qwen_sizes, {"block": layer_table}, norm_table, qwen_sizes.tie_word_embeddings)
 
 
 def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:

@@ -45,13 +45,14 @@ class FsdpSettings:
     outer_groups: the groups of parameters outside the layers: `separate` as in torchtitan since 2025-07-28, `embedding`
         as in verl. By default `together`: one group, whose gradients are reduced at the end of the backward pass.
     float8: the linear layers that run in 8 bits; None (default) for none.
-    divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
+    uses_loss_parallel: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
-    prefetch: layers that each layer gathers ahead, in both passes; 0 (default) for torch's order, which gathers one
-        layer ahead in the backward pass. The last (in the backward pass, the first) `prefetch` layers gather none, as
-        in PyTorch's example (distributed/FSDP2/example.py).
-    frozen_format: number format of the shards of frozen parameters; empty (default) for `dtype`.
-    copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied; false by default.
+    prefetched_layer_count: layers that each layer gathers ahead, in both passes; 0 (default) for torch's order, which
+        gathers one layer ahead in the backward pass. The last (in the backward pass, the first)
+        `prefetched_layer_count` layers gather none, as in PyTorch's example (distributed/FSDP2/example.py).
+    frozen_dtype: number format of the shards of frozen parameters; empty (default) for `dtype`.
+    copies_gathered_tokens: with tensor parallelism, whether gathered tokens of one sequence are copied; false by
+        default.
     overlaps_products: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
     offloads_to_host: whether shards, gradients and optimizer states are on the host (`CPUOffloadPolicy`); false by
         default.
@@ -65,10 +66,10 @@ class FsdpSettings:
     reduces_each_microbatch: bool = True
     outer_groups: OuterGroups = "together"
     float8: Float8Settings | None = None
-    divides_loss: bool = True
-    prefetch: int = 0
-    frozen_format: str = ""
-    copies_gathered: bool = False
+    uses_loss_parallel: bool = True
+    prefetched_layer_count: int = 0
+    frozen_dtype: str = ""
+    copies_gathered_tokens: bool = False
     overlaps_products: bool = False
     offloads_to_host: bool = False
     wraps_whole_experts: bool = True
@@ -128,8 +129,8 @@ def torchtitan_training(
     )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     has_eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
-    if settings.compiled_loss is not None:
-        has_eager_loss = not settings.compiled_loss
+    if settings.compiles_loss is not None:
+        has_eager_loss = not settings.compiles_loss
     kernel_choices = replace(training_config.kernel_choices, joins_rope_halves=True)
     training_config = replace(
         training_config, has_master_weights=False, gradient_dtype=None, kernel_choices=kernel_choices
@@ -158,9 +159,9 @@ def torchtitan_training(
         reduces_each_microbatch=settings.reduces_each_microbatch,
         outer_groups=settings.outer_groups if has_head_group else "together",
         float8=settings.float8,
-        divides_loss=settings.loss_parallel,
-        frozen_format=frozen_format,
-        copies_gathered=version is not None and version < IN_PLACE,
+        uses_loss_parallel=settings.uses_loss_parallel,
+        frozen_dtype=frozen_format,
+        copies_gathered_tokens=version is not None and version < IN_PLACE,
         overlaps_products=settings.async_tensor_parallel,
         offloads_to_host=settings.offloads_to_host,
         wraps_whole_experts=settings.wraps_whole_experts,
@@ -271,7 +272,7 @@ def sharding_of_rank(
     number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduction_format]
     coordinates, ranks_per_replica = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % ranks_per_replica * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
-    frozen_dtype = DTYPES[fsdp_settings.frozen_format] if fsdp_settings.frozen_format else None
+    frozen_dtype = DTYPES[fsdp_settings.frozen_dtype] if fsdp_settings.frozen_dtype else None
     rank_sharding = FsdpSharding(
         layout.shards,
         shard_index,
@@ -279,9 +280,9 @@ def sharding_of_rank(
         *number_formats,
         fsdp_settings.float8,
         layout.tp,
-        fsdp_settings.divides_loss,
+        fsdp_settings.uses_loss_parallel,
         frozen_dtype,
-        fsdp_settings.copies_gathered,
+        fsdp_settings.copies_gathered_tokens,
         fsdp_settings.overlaps_products,
         fsdp_settings.offloads_to_host,
     )
@@ -306,7 +307,7 @@ def sharding_of_rank(
 class FsdpRun(TrainingRun):
     """Replays the training steps of one FSDP2 rank.
 
-    traffic: the communication state of its groups, with their collectives.
+    communication_state: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
     ring: the ranks of a sequence (context parallelism), with the training on this rank's tokens; None by default.
     """
@@ -330,14 +331,14 @@ class FsdpRun(TrainingRun):
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
         super().__init__(spec, training_config, layers, workspace_bytes, memory_meter, program)
-        self.fsdp: FsdpSettings = fsdp_settings
+        self.fsdp_settings: FsdpSettings = fsdp_settings
         self.reshard: bool = reshards
         self.lowering.ring = context_parallel_ring
-        self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
+        self.communication_state: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
         if fsdp_settings.outer_keys and (refusal_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_keys)
+        self.lowering.shard(self.communication_state, self.stacks, fsdp_settings.outer_keys)
 
     @property
     def has_equal_shards(self) -> bool:
@@ -351,27 +352,27 @@ class FsdpRun(TrainingRun):
     def set_up(self) -> None:
         """Creates the parameters' shards, and configures resharding and prefetch."""
         super().set_up()
-        set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+        set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp_settings, self.reshard)
 
     def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
-        reduces_each_micro_batch = self.fsdp.reduces_each_microbatch
+        reduces_each_micro_batch = self.fsdp_settings.reduces_each_microbatch
         microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
             if i:
                 self.next_batch()
-            self.traffic.reduces = reduces_each_micro_batch or i == microbatch_count - 1
+            self.communication_state.reduces_gradients = reduces_each_micro_batch or i == microbatch_count - 1
             self.forward_and_backward()
 
     def update(self) -> None:
         """Runs the optimizer's step, which allocates nothing on the device where the shards are on the host."""
-        if not self.traffic.sharding.offloads_to_host:
+        if not self.communication_state.sharding.offloads_to_host:
             super().update()
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = AllocationPlace("backward")
-        self.traffic.finish(list(self.lowering.groups.values()))
+        self.communication_state.finish(list(self.lowering.groups.values()))
 
 
 def set_resharding_and_prefetch(
@@ -390,14 +391,14 @@ def set_resharding_and_prefetch(
     for layer, parameter_group in groups_by_layer.items():
         is_last_layer = layer[:2] == last_layer_key[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
-        parameter_group.reshards = reshards and not stays_gathered
+        parameter_group.reshards_after_forward = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups_by_layer):
         _set_prefetch_with_expert_groups(groups_by_layer, stack_paths)
-    elif fsdp_settings.prefetch:
+    elif fsdp_settings.prefetched_layer_count:
         for path in stack_paths:
             _set_prefetch(
                 [groups_by_layer[layer] for layer in sorted(groups_by_layer) if layer.path == path],
-                fsdp_settings.prefetch,
+                fsdp_settings.prefetched_layer_count,
             )
 
 

@@ -34,7 +34,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         """Shards all parameters created from this call on."""
         super().shard(communication_state, layer_paths, outer_groups)
         self.divides_loss: bool = communication_state.sharding.divides_loss
-        self.copies_gathered: bool = communication_state.sharding.copies_gathered
+        self.copies_gathered: bool = communication_state.sharding.copies_gathered_tokens
 
     def allocate_parameters(self, program: Flow) -> None:
         """Creates the parameters and records the shapes before sharding."""
@@ -45,7 +45,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     @property
     def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
-        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps_products
+        overlaps_messages = self.communication_state is not None and self.communication_state.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
     def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
@@ -54,7 +54,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
         """Whether a step's input is all-gathered in float8 with one scale per tensor (float8_tensor_parallel.py)."""
-        float8_settings = None if self.traffic is None else self.traffic.sharding.float8
+        float8_settings = None if self.communication_state is None else self.communication_state.sharding.float8
         if float8_settings is None or float8_settings.recipe != "tensorwise":
             return False
         layer_name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")

@@ -92,7 +92,7 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
 def fewest_host_experts(server: GgmlServer) -> int | None:
     """Returns the smallest -ncmoe (layers with experts on the host) with which all other tensors fit on the GPUs."""
     layer_count = len(server.model.layers)
-    if not any(layer.experts for layer in server.model.layers):
+    if not any(layer.expert_count for layer in server.model.layers):
         return None
     layers_on_gpus = _largest_fitting_value(
         0, layer_count, lambda layers: _fewest_free_bytes(_server_with_fit_off(server, n_cpu_moe=layer_count - layers))
@@ -128,7 +128,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     cache_flags = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
     layer_flags, typed_layer_flag = ({}, "") if server.has_stated_gpu_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
     has_free_memory = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
-    if server.micro_batch > SMALL_BATCH and not has_free_memory:
+    if server.micro_batch_tokens > SMALL_BATCH and not has_free_memory:
         yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
         yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | cache_flags

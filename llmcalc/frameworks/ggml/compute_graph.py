@@ -37,19 +37,19 @@ LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
 class Tensor:
     """A tensor of a compute graph.
 
-    nbytes: its size. layout: equal for tensors that may share memory; None for a view with other strides.
+    nbytes: its size. dimensions: equal for tensors that may share memory; None for a view with other strides.
     base: the tensor whose memory a view or a store is in. has_offset: whether a view begins within it.
     device: the device of a weight or a cache; of an operation the one that it is fixed to, or None.
     may_move: whether an operation whose weight is on the host may run on a GPU, which then gets a copy of the weight.
     is_external: whether its memory is not in a compute buffer.
 
-    The scheduler and the allocator write the other fields. place: the device. children, views: readers and views that
-    have not run. offset, is_allocated: its memory. stays: whether its memory is never freed.
+    The scheduler and the allocator write the other fields. assigned_device: the device. reader_count, views: readers
+    and views that have not run. offset, is_allocated: its memory. stays: whether its memory is never freed.
     """
 
     __slots__ = (
-        "base", "children", "device", "has_offset", "is_allocated", "is_external", "layout", "may_move", "nbytes",
-        "offset", "operation", "place", "sources", "stays", "views",
+        "assigned_device", "base", "device", "dimensions", "has_offset", "is_allocated", "is_external", "may_move",
+        "nbytes", "offset", "operation", "reader_count", "sources", "stays", "views",
     )  # fmt: skip
 
     def __init__(
@@ -57,14 +57,14 @@ class Tensor:
         tensor_bytes: int,
         source_tensors: Sequence[Tensor] = (),
         operation_name: Operation = "new",
-        layout: tuple[int, ...] | None = None,
+        dimensions: tuple[int, ...] | None = None,
         device: str | None = None,
         has_offset: bool = False,
         may_move: bool = False,
     ) -> None:
         self.nbytes: int = tensor_bytes
         self.operation: Operation = operation_name
-        self.layout: tuple[int, ...] | None = layout
+        self.dimensions: tuple[int, ...] | None = dimensions
         self.device: str | None = device
         self.sources: list[Tensor] = list(source_tensors)
         self.has_offset: bool = has_offset
@@ -74,8 +74,8 @@ class Tensor:
             viewed_tensor = source_tensors[-1] if operation_name == "store" else source_tensors[0]
             self.base = viewed_tensor.base or viewed_tensor
         self.is_external: bool = (self.base or self).operation in ("weight", "cache")
-        self.place: str | None = None
-        self.children: int = 0
+        self.assigned_device: str | None = None
+        self.reader_count: int = 0
         self.views: int = 0
         self.offset: int = 0
         self.is_allocated: bool = False
@@ -123,14 +123,14 @@ def buffer_sizes(
     _assign_devices(compute_graph.nodes, [*device_names, HOST])
     ordered_tensors, tensor_copies = _split_by_device(compute_graph.nodes)
     for tensor in compute_graph.unread_inputs:
-        tensor.place = HOST
+        tensor.assigned_device = HOST
     return _allocate_tensors(ordered_tensors, tensor_copies, compute_graph.unread_inputs, is_pipelined)
 
 
 def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]) -> None:
     """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for tensor in graph_tensors:
-        tensor.place = _fixed_device(tensor, device_names)
+        tensor.assigned_device = _fixed_device(tensor, device_names)
     operation_nodes = [tensor for tensor in graph_tensors if tensor.operation != "view"]
     for assigns_gpus_only, ordered_operations in (
         (True, operation_nodes),
@@ -140,16 +140,18 @@ def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]
     ):
         current_device: str | None = None
         for tensor in ordered_operations:
-            if tensor.place is not None:
-                current_device = None if assigns_gpus_only and tensor.place == HOST else tensor.place
+            if tensor.assigned_device is not None:
+                current_device = (
+                    None if assigns_gpus_only and tensor.assigned_device == HOST else tensor.assigned_device
+                )
             elif current_device is not None:
-                tensor.place = current_device
+                tensor.assigned_device = current_device
     for tensor in graph_tensors:
-        if tensor.place is None:  # a view
-            tensor.place = _default_device(tensor, device_names[0])
+        if tensor.assigned_device is None:  # a view
+            tensor.assigned_device = _default_device(tensor, device_names[0])
         for source_tensor in tensor.sources:
-            if source_tensor.place is None:
-                source_tensor.place = _default_device(source_tensor, tensor.place)
+            if source_tensor.assigned_device is None:
+                source_tensor.assigned_device = _default_device(source_tensor, tensor.assigned_device)
 
 
 def _default_device(tensor: Tensor, default_device: str) -> str:
@@ -159,7 +161,7 @@ def _default_device(tensor: Tensor, default_device: str) -> str:
         return owner_tensor.device or default_device
     if owner_tensor.operation == "input":
         return HOST
-    return owner_tensor.place or default_device
+    return owner_tensor.assigned_device or default_device
 
 
 def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | None:
@@ -191,16 +193,18 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
         if tensor.operation == "view":
             operations_with_copies.append((tensor, None))
             continue
-        node_device = tensor.place
+        node_device = tensor.assigned_device
         if node_device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
             first_node_of_split, input_count, current_device = len(operations_with_copies), 0, node_device
         for i, source_tensor in enumerate(tensor.sources):
-            if source_tensor.place == node_device or (node_device == HOST and source_tensor.operation == "input"):
+            if source_tensor.assigned_device == node_device or (
+                node_device == HOST and source_tensor.operation == "input"
+            ):
                 continue
             copy_key = (id(source_tensor), node_device)
             if copy_key not in tensor_copies:
-                copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
-                copied_tensor.place = node_device
+                copied_tensor = Tensor(source_tensor.nbytes, dimensions=source_tensor.dimensions)
+                copied_tensor.assigned_device = node_device
                 tensor_copies[copy_key] = copied_tensor
                 operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
                 first_node_of_split += 1
@@ -212,7 +216,8 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
 
 def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
     return any(
-        tensor.place != device and (tensor.base or tensor).operation == "weight" for tensor in operation_node.sources
+        tensor.assigned_device != device and (tensor.base or tensor).operation == "weight"
+        for tensor in operation_node.sources
     )
 
 
@@ -220,21 +225,21 @@ class _DeviceBuffer:
     """The compute buffer of a device: free blocks, and the largest used size."""
 
     def __init__(self) -> None:
-        self.free: list[tuple[int, int]] = [(0, 2**62)]
+        self.free_blocks: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
         """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
-        best_block_index = len(self.free) - 1
+        best_block_index = len(self.free_blocks) - 1
         best_block_bytes = -1
-        for i, (_, block_bytes) in enumerate(self.free[:-1]):
+        for i, (_, block_bytes) in enumerate(self.free_blocks[:-1]):
             if block_bytes >= nbytes and (best_block_bytes < 0 or block_bytes <= best_block_bytes):
                 best_block_index, best_block_bytes = i, block_bytes
-        block_offset, block_bytes = self.free[best_block_index]
+        block_offset, block_bytes = self.free_blocks[best_block_index]
         if block_bytes == nbytes:
-            del self.free[best_block_index]
+            del self.free_blocks[best_block_index]
         else:
-            self.free[best_block_index] = (block_offset + nbytes, block_bytes - nbytes)
+            self.free_blocks[best_block_index] = (block_offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, block_offset + nbytes)
         return block_offset
 
@@ -242,7 +247,7 @@ class _DeviceBuffer:
         """Frees a block and merges it with adjacent free blocks."""
         if not tensor_bytes:
             return
-        free_blocks = self.free
+        free_blocks = self.free_blocks
         block_index = bisect_right(free_blocks, (released_offset, 0))
         if block_index < len(free_blocks) and released_offset + tensor_bytes == free_blocks[block_index][0]:
             tensor_bytes += free_blocks.pop(block_index)[1]
@@ -282,11 +287,11 @@ def _allocate_tensors(
         for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
-                buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))
+                buffers_by_device[str(tensor.assigned_device)].allocate(_align(tensor.nbytes))
             _allocate_tensor(tensor, buffers_by_device)
     for _, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
-            source_tensor.children += 1
+            source_tensor.reader_count += 1
     for tensor in (*input_tensors.values(), *unread_inputs):
         _allocate_tensor(tensor, buffers_by_device)
     for graph_node, source_tensors in operations_with_sources:
@@ -295,17 +300,19 @@ def _allocate_tensors(
         if graph_node not in source_tensors:
             _allocate_tensor(graph_node, buffers_by_device)
         for source_tensor in source_tensors:
-            source_tensor.children -= 1
-            if source_tensor.children or source_tensor.views:
+            source_tensor.reader_count -= 1
+            if source_tensor.reader_count or source_tensor.views:
                 continue
             owner_tensor = source_tensor
             if source_tensor.base is not None:
                 owner_tensor = source_tensor.base
                 owner_tensor.views -= 1
-                if owner_tensor.views or owner_tensor.children:
+                if owner_tensor.views or owner_tensor.reader_count:
                     continue
             if owner_tensor.is_allocated and not owner_tensor.stays:
-                buffers_by_device[str(owner_tensor.place)].release(owner_tensor.offset, _align(owner_tensor.nbytes))
+                buffers_by_device[str(owner_tensor.assigned_device)].release(
+                    owner_tensor.offset, _align(owner_tensor.nbytes)
+                )
                 owner_tensor.is_allocated = False
     return {device: device_buffer.size for device, device_buffer in buffers_by_device.items()}
 
@@ -321,10 +328,12 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
                 owner_tensor = source_tensor.base or source_tensor
                 tensor.offset = owner_tensor.offset
                 surplus_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
-                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), surplus_bytes)
+                buffers_by_device[str(tensor.assigned_device)].release(
+                    tensor.offset + _align(tensor.nbytes), surplus_bytes
+                )
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
-    tensor.offset = buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))
+    tensor.offset = buffers_by_device[str(tensor.assigned_device)].allocate(_align(tensor.nbytes))
 
 
 def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:
@@ -332,14 +341,14 @@ def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:
     owner_tensor = source_tensor.base or source_tensor
     if (
         source_tensor.is_external
-        or source_tensor.layout is None
-        or source_tensor.layout != tensor.layout
+        or source_tensor.dimensions is None
+        or source_tensor.dimensions != tensor.dimensions
         or owner_tensor.stays
-        or source_tensor.place != tensor.place
-        or source_tensor.children != 1
+        or source_tensor.assigned_device != tensor.assigned_device
+        or source_tensor.reader_count != 1
         or source_tensor.views
     ):
         return False
     return source_tensor.base is None or (
-        owner_tensor.views == 1 and not owner_tensor.children and not source_tensor.has_offset
+        owner_tensor.views == 1 and not owner_tensor.reader_count and not source_tensor.has_offset
     )

@@ -36,14 +36,14 @@ TOKENS_PER_SIDE: Mapping[GraphKind, int] = {"qwen": 46, "pixtral": 16}
 class EncoderShape(NamedTuple):
     """An image encoder, as its compute graph needs it.
 
-    kind: which graph it has.
+    graph_kind: which graph it has.
     tower: the encoder.
     projector: what makes tokens of its patches.
     deepstack: projectors that read earlier layers.
     grid_side: patches per side of the image at start.
     """
 
-    kind: GraphKind
+    graph_kind: GraphKind
     tower: VisionTower
     projector: Projector
     deepstack: tuple[Projector, ...]
@@ -57,7 +57,7 @@ class EncoderShape(NamedTuple):
     @property
     def is_largest_image(self) -> bool:
         """Whether no image has more patches than the image at start."""
-        return self.kind not in TOKENS_PER_SIDE
+        return self.graph_kind not in TOKENS_PER_SIDE
 
 
 def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
@@ -153,19 +153,19 @@ def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool
 class _EncoderGraph:
     """The compute graph of an encoder for the image at start.
 
-    shape: the encoder. device: where its weights are. flash: whether attention is one operation.
+    shape: the encoder. device: where its weights are. uses_flash_attention: whether attention is one operation.
     """
 
     def __init__(self, shape: EncoderShape, device: str, uses_flash: bool) -> None:
-        self.shape, self.flash = shape, uses_flash
-        self.hidden = shape.tower.hidden_size
-        self.patches = shape.grid_side**2
-        self.rows = self.patches + shape.tower.vector_count
+        self.shape, self.uses_flash_attention = shape, uses_flash
+        self.hidden_size = shape.tower.hidden_size
+        self.patch_count = shape.grid_side**2
+        self.row_count = self.patch_count + shape.tower.vector_count
         self.graph = ComputeGraph()
         self.weight = Tensor(0, operation_name="weight", device=device)
-        position_count = self.rows * (4 if shape.kind == "qwen" else 1)
+        position_count = self.row_count * (4 if shape.graph_kind == "qwen" else 1)
         self.positions, self.columns = (
-            Tensor(position_count * I32, operation_name="input", layout=(position_count, I32)) for _ in range(2)
+            Tensor(position_count * I32, operation_name="input", dimensions=(position_count, I32)) for _ in range(2)
         )
 
     # -- primitives ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class _EncoderGraph:
 
     @staticmethod
     def _inplace_result(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
-        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
+        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.dimensions)
 
     @staticmethod
     def _view(tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
@@ -195,7 +195,7 @@ class _EncoderGraph:
         if norm.type == "rmsnorm":
             normed_x = self._inplace_result(x, x)
             return self._inplace_result(normed_x, normed_x, self.weight)
-        normed_x = Tensor(x.nbytes, (x,), "new", x.layout)
+        normed_x = Tensor(x.nbytes, (x,), "new", x.dimensions)
         scaled_x = self._inplace_result(normed_x, normed_x, self.weight)
         return self._inplace_result(scaled_x, scaled_x, self.weight)
 
@@ -205,16 +205,16 @@ class _EncoderGraph:
         """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
         values_per_patch = patches.num_channels * patches.patch_size**2
-        patch_columns = self._new_tensor((values_per_patch, self.patches), self.weight, pixels, element_bytes=F16)
-        product = self._new_tensor((self.patches, self.hidden), self._view(patch_columns, None), self.weight)
-        return self._new_tensor((self.patches, self.hidden), self._view(product, None))
+        patch_columns = self._new_tensor((values_per_patch, self.patch_count), self.weight, pixels, element_bytes=F16)
+        product = self._new_tensor((self.patch_count, self.hidden_size), self._view(patch_columns, None), self.weight)
+        return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
-        pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patches
-        pixels = Tensor(pixel_count * F32, operation_name="input", layout=(pixel_count,))
-        vectors_shape = (self.hidden, self.patches)
-        if self.shape.kind == "qwen":
+        pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
+        pixels = Tensor(pixel_count * F32, operation_name="input", dimensions=(pixel_count,))
+        vectors_shape = (self.hidden_size, self.patch_count)
+        if self.shape.graph_kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
             vectors = self._order_by_square(self._inplace_result(frame_vectors[0], *frame_vectors))
         else:
@@ -222,11 +222,11 @@ class _EncoderGraph:
         if tower.patches.bias:
             vectors = self._inplace_result(vectors, vectors, self.weight)
         if tower.class_embedding:
-            vectors = self._new_tensor((self.hidden, self.rows), vectors, self.weight)
+            vectors = self._new_tensor((self.hidden_size, self.row_count), vectors, self.weight)
         if tower.positions is None:
             return vectors
-        if self.shape.kind == "qwen":
-            resized_table = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
+        if self.shape.graph_kind == "qwen":
+            resized_table = self._new_tensor((self.patch_count, self.hidden_size), self._view(self.weight, None))
             return self._inplace_result(
                 vectors,
                 vectors,
@@ -234,17 +234,17 @@ class _EncoderGraph:
             )
         position_table = self.weight
         if tower.class_embedding:
-            position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
+            position_table = self._new_tensor((self.hidden_size, self.row_count), self.weight, self.positions)
         return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
-        patch_pairs = self._new_tensor((self.hidden, self.patches), self._view(x, None))
-        return self._new_tensor((self.hidden, self.patches), self._view(patch_pairs, None))
+        patch_pairs = self._new_tensor((self.hidden_size, self.patch_count), self._view(x, None))
+        return self._new_tensor((self.hidden_size, self.patch_count), self._view(patch_pairs, None))
 
     def _rotated_heads(self, head_vectors: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
-        if self.shape.kind != "pixtral":
+        if self.shape.graph_kind != "pixtral":
             return self._inplace_result(head_vectors, head_vectors, self.positions)
         head_dim, *other_dimensions = dimensions
         rotated_halves = [
@@ -257,53 +257,57 @@ class _EncoderGraph:
 
     def _attention(self, attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = attention.num_attention_heads
-        head_dim = attention.head_dim or self.hidden // heads
-        width, dimensions = heads * head_dim, (head_dim, heads, self.rows)
+        head_dim = attention.head_dim or self.hidden_size // heads
+        width, dimensions = heads * head_dim, (head_dim, heads, self.row_count)
         has_biases = (attention.q_bias, attention.k_bias, attention.v_bias)
-        if self.shape.kind == "qwen" and self.shape.tower.patches.bias:  # one product for queries, keys and values
-            product = self._linear(3 * width, self.rows, x, attention.q_bias)
+        if (
+            self.shape.graph_kind == "qwen" and self.shape.tower.patches.bias
+        ):  # one product for queries, keys and values
+            product = self._linear(3 * width, self.row_count, x, attention.q_bias)
             query, key, value = (self._view(product, None, has_offset=bool(i)) for i in range(3))
             query, key = (self._new_tensor(dimensions, projection, self.positions) for projection in (query, key))
         else:
             query, key, value = (
-                self._view(self._linear(width, self.rows, x, has_bias), dimensions) for has_bias in has_biases
+                self._view(self._linear(width, self.row_count, x, has_bias), dimensions) for has_bias in has_biases
             )
             if attention.position is not None:
                 query, key = self._rotated_heads(query, dimensions), self._rotated_heads(key, dimensions)
         self.graph.add_operations(query, key, value)
         query, key, value = (self._view(projection, None) for projection in (query, key, value))
         masks = () if mask is None else (mask,)
-        if self.flash:
+        if self.uses_flash_attention:
             key, value = (self._new_tensor(dimensions, projection, element_bytes=F16) for projection in (key, value))
-            merged_vectors = self._view(self._new_tensor(dimensions, query, key, value, *masks), (width, self.rows))
-        else:
-            value = self._new_tensor((self.rows, head_dim, heads), value)
-            scores = self._new_tensor((self.rows, self.rows, heads), key, query)
-            weighted_values = self._new_tensor(
-                (head_dim, self.rows, heads), value, self._inplace_result(scores, scores, *masks)
+            merged_vectors = self._view(
+                self._new_tensor(dimensions, query, key, value, *masks), (width, self.row_count)
             )
-            merged_vectors = self._new_tensor((width, self.rows), self._view(weighted_values, None))
-        return self._linear(self.hidden, self.rows, merged_vectors, attention.o_bias)
+        else:
+            value = self._new_tensor((self.row_count, head_dim, heads), value)
+            scores = self._new_tensor((self.row_count, self.row_count, heads), key, query)
+            weighted_values = self._new_tensor(
+                (head_dim, self.row_count, heads), value, self._inplace_result(scores, scores, *masks)
+            )
+            merged_vectors = self._new_tensor((width, self.row_count), self._view(weighted_values, None))
+        return self._linear(self.hidden_size, self.row_count, merged_vectors, attention.o_bias)
 
     def _feed_forward(self, network: FeedForward, x: Tensor) -> Tensor:
         width = network.intermediate_size
-        inner_vectors = self._linear(width, self.rows, x, network.up_bias)
+        inner_vectors = self._linear(width, self.row_count, x, network.up_bias)
         if network.gated:
-            gate = self._linear(width, self.rows, x, network.gate_bias)
-            inner_vectors = self._new_tensor((width, self.rows), gate, inner_vectors)
+            gate = self._linear(width, self.row_count, x, network.gate_bias)
+            inner_vectors = self._new_tensor((width, self.row_count), gate, inner_vectors)
         else:
             inner_vectors = self._inplace_result(inner_vectors, inner_vectors)
-        return self._linear(self.hidden, self.rows, inner_vectors, network.down_bias)
+        return self._linear(self.hidden_size, self.row_count, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
         """The tokens that a projector makes of patches."""
-        token_count = self.patches // projector.merge**2
-        if self.shape.kind == "siglip":
-            transposed_x = self._new_tensor((self.patches, self.hidden), self._view(x, None))
-            pooled_patches = self._new_tensor((token_count, self.hidden), transposed_x)
-            x = self._new_tensor((self.hidden, token_count), self._view(pooled_patches, None))
+        token_count = self.patch_count // projector.merge**2
+        if self.shape.graph_kind == "siglip":
+            transposed_x = self._new_tensor((self.patch_count, self.hidden_size), self._view(x, None))
+            pooled_patches = self._new_tensor((token_count, self.hidden_size), transposed_x)
+            x = self._new_tensor((self.hidden_size, token_count), self._view(pooled_patches, None))
         elif self.shape.tower.class_embedding:
-            x = self._new_tensor((self.hidden, self.patches), x, self.positions)
+            x = self._new_tensor((self.hidden_size, self.patch_count), x, self.positions)
         if projector.norm is not None:
             x = self._norm(projector.norm, x)
         for projector_map in projector.maps:
@@ -327,7 +331,7 @@ class _EncoderGraph:
             self._window_mask() if any(self._is_windowed(layers[layer_name]) for layer_name in layer_names) else None
         )
         if windowed_mask is not None:
-            x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
+            x = self._new_tensor((self.hidden_size, self.row_count), self._view(x, None), self.positions)
         projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
         for i in layers_with_graphs(
@@ -343,7 +347,7 @@ class _EncoderGraph:
             if i in projectors_by_layer:
                 layer_features = self._project(projectors_by_layer[i], x)
                 features = layer_features if features is None else self._concatenation(features, layer_features)
-        if stack.final_norm is not None and self.shape.kind != "llava":
+        if stack.final_norm is not None and self.shape.graph_kind != "llava":
             x = self._norm(stack.final_norm, x)
         embeddings = self._project(self.shape.projector, x)
         self.graph.add_operations(embeddings if features is None else self._concatenation(embeddings, features))
@@ -369,5 +373,11 @@ class _EncoderGraph:
 
     def _window_mask(self) -> Tensor:
         """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
-        mask_input = Tensor(self.rows**2 * F32, operation_name="input", layout=(self.rows, self.rows, F32))
-        return self._new_tensor((self.rows, self.rows), mask_input, element_bytes=F16) if self.flash else mask_input
+        mask_input = Tensor(
+            self.row_count**2 * F32, operation_name="input", dimensions=(self.row_count, self.row_count, F32)
+        )
+        return (
+            self._new_tensor((self.row_count, self.row_count), mask_input, element_bytes=F16)
+            if self.uses_flash_attention
+            else mask_input
+        )

@@ -15,14 +15,14 @@ from .settings import GIB, MIB, VULKAN
 class NoteTexts(NamedTuple):
     """Notes in the words of the engine that starts the server.
 
-    unquantized: on a model whose checkpoint has no number format of ggml; empty for none.
-    encoder: on a server with an encoder of images whose compute buffer is not counted.
-    encoder_start: on a server with an encoder whose images may be larger than the image at start, with its `side`.
+    unquantized_note: on a model whose checkpoint has no number format of ggml; empty for none.
+    encoder_note: on a server with an encoder of images whose compute buffer is not counted.
+    encoder_start_note: on a server with an encoder whose images may be larger than the image at start, with its `side`.
     """
 
-    unquantized: str
-    encoder: str
-    encoder_start: str
+    unquantized_note: str
+    encoder_note: str
+    encoder_start_note: str
 
 
 NOTE_TEXTS = NoteTexts(
@@ -52,15 +52,15 @@ def engine_memory(
         memory_terms.append(
             MemoryTerm(
                 "model_buffer",
-                buffers.model.get(device, 0),
-                "source" if model.near_mix is None and server.has_exact_modules_file else "estimate",
+                buffers.model_bytes.get(device, 0),
+                "source" if model.substitute_mix is None and server.has_exact_modules_file else "estimate",
                 tensors_text,
                 _model_origin(server, device),
                 device,
             )
         )
     for device in device_names:
-        cache_bytes = buffers.cache.get(device, 0)
+        cache_bytes = buffers.cache_bytes.get(device, 0)
         if cache_bytes or device != HOST:
             memory_terms.append(
                 MemoryTerm(
@@ -69,12 +69,17 @@ def engine_memory(
             )
     for device in device_names:
         compute_source = f"{engine_record.compute_logs} logs compared"
-        compute_origin = f"graph of {server.micro_batch:,} tokens"
+        compute_origin = f"graph of {server.micro_batch_tokens:,} tokens"
         if server.encoder_buffers.get(device):
             compute_origin += "; with the encoder's"
         memory_terms.append(
             MemoryTerm(
-                "compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device
+                "compute_buffer",
+                buffers.compute_bytes.get(device, 0),
+                "estimate",
+                compute_source,
+                compute_origin,
+                device,
             )
         )
     startup_error = _startup_error(server, buffers)
@@ -83,9 +88,9 @@ def engine_memory(
     return EngineMemory(
         terms=tuple(memory_terms),
         kv_tokens=server.cache_cells,
-        blocks=server.cache_cells,
-        max_concurrency=float(server.streams) if server.streams > 1 else server.cache_cells / request_length,
-        starts=not startup_error,
+        block_count=server.cache_cells,
+        max_concurrency=float(server.stream_count) if server.stream_count > 1 else server.cache_cells / request_length,
+        can_start=not startup_error,
         message=startup_error,
         max_model_len=request_length,
         devices=max(1, len(server.devices)),
@@ -114,7 +119,7 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    substitute_mix = server.model.near_mix
+    substitute_mix = server.model.substitute_mix
     scheme_text = (server.model.scheme if substitute_mix is None else f"{substitute_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
@@ -186,13 +191,14 @@ def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     server_remarks = []
-    if server.model.near_mix is not None:
+    if server.model.substitute_mix is not None:
         server_remarks.append(
-            f"Unsloth chooses the types of its dynamic files tensor by tensor: counted as {server.model.near_mix}; "
+            f"Unsloth chooses the types of its dynamic files tensor by tensor: counted as "
+            f"{server.model.substitute_mix}; "
             f"files of Qwen3.8 27B have {DYNAMIC_FILES_DIFFER}. The .gguf file as TARGET or with -m is exact"
         )
     if server.model.gguf_file is None and server.model.scheme == "bf16":
-        server_remarks.append(note_texts.unquantized)
+        server_remarks.append(note_texts.unquantized_note)
     if not server.has_exact_modules_file:
         file_gib = sum(tensor.nbytes for tensor in server.module_tensors) / GIB
         server_remarks.append(
@@ -202,9 +208,9 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     if server.encoder_bytes and server.flags.get("mmproj_auto"):
         server_remarks.append("the encoder beside -hf is counted in F16; --no-mmproj leaves it out")
     if server.encoder_bytes and server.encoder_shape is None:
-        server_remarks.append(note_texts.encoder)
+        server_remarks.append(note_texts.encoder_note)
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:
-        server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
+        server_remarks.append(note_texts.encoder_start_note.format(side=server.encoder_shape.image_side))
     elif not server.encoder_bytes and server.preset.model.towers and server.flags.get("mmproj_auto") is not False:
         server_remarks.append(
             "the encoder of images (--mmproj) is a file of its own and is not counted; llama-server -hf loads it too: "

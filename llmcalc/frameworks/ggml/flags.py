@@ -22,7 +22,9 @@ SHARED_FLAGS = (
     Flag(("--ubatch-size", "-ub"), "tokens", maximum=10**7),
     Flag(("--batch-size", "-b"), "tokens", maximum=10**7),
     Flag(("--parallel", "-np"), "number", minimum=-1, maximum=10**4),
-    Flag(("--flash-attn", "-fa"), "word", ON_OFF, value_if_bare="on", off_spellings=("-no-fa", "--no-flash-attn")),
+    Flag(
+        ("--flash-attn", "-fa"), "word", ON_OFF, value_if_bare="on", disabling_spellings=("-no-fa", "--no-flash-attn")
+    ),
     Flag(("--no-kv-offload", "-nkvo"), "switch"),
     Flag(("--tensor-split", "-ts"), "text"),
     Flag(("--split-mode", "-sm"), "word", ("layer", "none")),
@@ -38,7 +40,7 @@ SHARED_FLAGS = (
     Flag(("--mmproj-url", "-mmu"), "text"),
     Flag(("--mmproj-device", "-mmdev"), "text"),
     Flag(("--mmproj-offload",), "switch"),
-    Flag(("--mmproj-auto",), "switch", off_spellings=("--no-mmproj",)),
+    Flag(("--mmproj-auto",), "switch", disabling_spellings=("--no-mmproj",)),
     *refused_flags("adapters", "--lora --lora-scaled"),
     *refused_flags("control vectors", "--control-vector --control-vector-scaled"),
     *refused_flags("a device of another machine", "--rpc"),

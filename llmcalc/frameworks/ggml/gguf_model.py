@@ -138,7 +138,7 @@ class GgufTensor(NamedTuple):
 class LatentSizes(NamedTuple):
     """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
 
-    rank: int
+    kv_lora_rank: int
     rope_dim: int
     nope_dim: int
     value_dim: int
@@ -180,18 +180,19 @@ class CompressedEntries(NamedTuple):
 class LayerShape:
     """The sizes of a layer that determine the compute graph and the cache.
 
-    heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
+    head_count: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
     state_elements: elements of its recurrent states and of the inputs that its convolutions keep.
     delta_net: the sizes of a Gated DeltaNet. gate_width: width of a gate of attention's output.
     width: width of a dense network. is_gated: whether networks have a gate.
-    experts, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared one.
+    expert_count, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared
+        one.
     index_width, index_value_width: cached elements of a token's keys for an indexer, and of the values beside them that
     nothing reads. entries: caches with one entry for several tokens.
     per_layer_width: width of the layer's vector of each token (Gemma 4 E2B), 0 without one.
     """
 
-    heads: int = 0
+    head_count: int = 0
     head_dim: int = 0
     key_width: int = 0
     value_width: int = 0
@@ -202,7 +203,7 @@ class LayerShape:
     gate_width: int = 0
     width: int = 0
     is_gated: bool = False
-    experts: int = 0
+    expert_count: int = 0
     top_k: int = 0
     expert_width: int = 0
     shared_width: int = 0
@@ -270,13 +271,13 @@ class GgufModel:
 
     @property
     def _gguf_mix(self) -> GGUFMix | None:
-        named_scheme = None if self.quantize is None else scheme_named(self.near_mix or self.quantize)
+        named_scheme = None if self.quantize is None else scheme_named(self.substitute_mix or self.quantize)
         published_config = self.preset.quantization_config
         scheme = None if named_scheme is None else with_published_experts(named_scheme, published_config)
         return scheme if isinstance(scheme, GGUFMix) else None
 
     @property
-    def near_mix(self) -> str | None:
+    def substitute_mix(self) -> str | None:
         """The mix that stands for one of Unsloth's dynamic files, whose types are not known; None for other formats."""
         return None if self.quantize is None else nearest_gguf_mix(self.quantize)
 
@@ -353,7 +354,7 @@ class GgufModel:
             )
         all_weights = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
         mtp_weights = [
-            replace(weight_tensor, optional_part="", layer=layer_count + (weight_tensor.layer or 0))
+            replace(weight_tensor, optional_part="", layer_index=layer_count + (weight_tensor.layer_index or 0))
             for weight_tensor in all_weights
             if weight_tensor.optional_part == MTP.name
         ]
@@ -361,7 +362,7 @@ class GgufModel:
             -len(mtp_weights) :
         ]
         return tuple(
-            GgufTensor(_gguf_name(weight), tensor_bytes, weight.layer) for weight, tensor_bytes in weight_sizes
+            GgufTensor(_gguf_name(weight), tensor_bytes, weight.layer_index) for weight, tensor_bytes in weight_sizes
         )
 
     @property
@@ -372,7 +373,7 @@ class GgufModel:
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
         for weight_tensor, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(weight_tensor), tensor_bytes, weight_tensor.layer)
+            yield GgufTensor(_gguf_name(weight_tensor), tensor_bytes, weight_tensor.layer_index)
 
     def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
@@ -428,7 +429,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         if isinstance(layer_op, KVCache | EntryCache):
             _add_cache_sizes(layer_shape, layer_op)
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
-            layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
+            layer_shape.head_count, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
             absorbed_op = tree_node.node.ops_by_form.get("absorbed")
             if isinstance(absorbed_op, AttentionCore):
@@ -449,7 +450,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
                 *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
             )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
-            layer_shape.experts = int(layer_op.num_experts)
+            layer_shape.expert_count = int(layer_op.num_experts)
             layer_shape.top_k = int(layer_op.top_k)
             layer_shape.expert_width = int(layer_op.n_out)
         elif isinstance(layer_op, Linear):
@@ -464,11 +465,14 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
             elif op_name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
                 layer_shape.width = int(layer_op.n_out)
             layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
-    if layer_shape.experts:
+    if layer_shape.expert_count:
         layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
     if layer_shape.latent is not None:
         layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
-        layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope_dim, 0
+        layer_shape.key_width, layer_shape.value_width = (
+            layer_shape.latent.kv_lora_rank + layer_shape.latent.rope_dim,
+            0,
+        )
     elif layer_shape.index_width:
         layer_shape.index_value_width = layer_shape.head_dim
     return layer_shape
@@ -499,7 +503,7 @@ def _gguf_name(weight: WeightTensor) -> str:
     """Returns the name of a weight in a GGUF file."""
     is_weight = weight.tensor.role != "vector" or weight.name.endswith("norm") or weight.name == "sinks"
     name_ending = "weight" if is_weight else "bias"
-    if weight.layer is None:
+    if weight.layer_index is None:
         return f"{TENSOR_NAMES.get(weight.path, weight.path)}.weight"
     name_in_layer = weight.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
@@ -508,7 +512,7 @@ def _gguf_name(weight: WeightTensor) -> str:
         (LAYER_TENSOR_NAMES[name_suffix] for name_suffix in name_suffixes if name_suffix in LAYER_TENSOR_NAMES),
         name_parts[-1],
     )
-    return f"blk.{weight.layer}.{gguf_name}.{name_ending}"
+    return f"blk.{weight.layer_index}.{gguf_name}.{name_ending}"
 
 
 def _layer_index_of(tensor_name: str) -> int | None:

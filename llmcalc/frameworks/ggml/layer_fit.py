@@ -34,7 +34,9 @@ def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, tensor_placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
-    host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
+    host_layer_count = sum(
+        tensor_placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1)
+    )
     return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
 
 
@@ -45,7 +47,7 @@ def is_all_on_gpus(fitted_server: FittedServer) -> bool:
         for tensor in fitted_server.server.model.tensors
         if not is_embedding(tensor)
     )
-    return not fitted_server.buffers.cache.get(HOST, 0) and HOST not in tensor_devices
+    return not fitted_server.buffers.cache_bytes.get(HOST, 0) and HOST not in tensor_devices
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,16 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
     longest_context, used_bytes = server.context_tokens, _used_bytes(fitted_server)
-    least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.streams
+    least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.stream_count
     if used_bytes <= sum(byte_limits) or not server.has_automatic_context or longest_context <= least_context:
         return fitted_server
     target_bytes, device_count = sum(byte_limits), len(server.devices)
     if device_count > 1:
-        layer_bytes = sum(fitted_server.buffers.model[device] for device in server.devices) // max(
+        layer_bytes = sum(fitted_server.buffers.model_bytes[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
         )
         target_bytes -= (
-            (device_count + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+            (device_count + 1) * layer_bytes // (6 if any(layer.expert_count for layer in server.model.layers) else 2)
         )
     least_context_server = _with_context(server, least_context)
     smallest_bytes = _used_bytes(least_context_server)
@@ -137,7 +139,7 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
     smaller_context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
         used_bytes - smallest_bytes
     )
-    context_step = 256 * server.streams
+    context_step = 256 * server.stream_count
     return _with_context(server, max(smaller_context - smaller_context % context_step, least_context))
 
 
@@ -201,7 +203,7 @@ class _LayerFit:
     def place_layers(self) -> FittedServer:
         """Places the server's layers: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
-        has_experts = any(layer.experts for layer in self.server.model.layers)
+        has_experts = any(layer.expert_count for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
         for i in reversed(range(len(layers_by_gpu))):
             unplaced_layer_count = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)

@@ -71,19 +71,19 @@ class LayerDevices:
     """The devices of layers.
 
     layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
-    gpu_shares: the share of each GPU. output_is_first: whether the output is the first of the layers on GPUs.
+    gpu_shares: the share of each GPU. is_output_first: whether the output is the first of the layers on GPUs.
     """
 
     layer_count: int
     devices: tuple[str, ...]
     gpu_layer_count: int
     gpu_shares: tuple[float, ...]
-    output_is_first: bool
+    is_output_first: bool
 
     def device(self, layer_index: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
         layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
-        first_gpu_layer = max(self.layer_count + self.output_is_first - self.gpu_layer_count, 0)
+        first_gpu_layer = max(self.layer_count + self.is_output_first - self.gpu_layer_count, 0)
         if layer_index < first_gpu_layer or layer_index - first_gpu_layer >= layers_on_gpus:
             return HOST
         total_share = sum(self.gpu_shares)
@@ -109,7 +109,7 @@ class TensorDevices:
         (`up`, `gate`, `down`), and the device that has them.
     """
 
-    layers: LayerDevices
+    layer_devices: LayerDevices
     overrides: tuple[TensorOverride, ...] = ()
     host_experts: frozenset[int] = frozenset()
     partial_layers: tuple[tuple[int, tuple[str, ...], str], ...] = ()
@@ -131,8 +131,8 @@ class TensorDevices:
                     for expert_part in expert_parts
                 ):
                     return device
-            return self.layers.device(tensor.layer)
-        return HOST if is_embedding(tensor) else self.layers.device(self.layers.layer_count)
+            return self.layer_devices.device(tensor.layer)
+        return HOST if is_embedding(tensor) else self.layer_devices.device(self.layer_devices.layer_count)
 
     @property
     def has_overrides(self) -> bool:

@@ -36,9 +36,9 @@ def cache_bytes(type_name: str, element_count: int) -> int:
 class BufferSizes(NamedTuple):
     """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
 
-    model: Mapping[str, int]
-    cache: Mapping[str, int]
-    compute: Mapping[str, int]
+    model_bytes: Mapping[str, int]
+    cache_bytes: Mapping[str, int]
+    compute_bytes: Mapping[str, int]
 
     def bytes_on(self, device: str) -> int:
         """Returns the bytes of all buffers of a device."""
@@ -65,7 +65,7 @@ class GgmlServer(GgmlSettings):
         """The draft model as a server with the same context; None without a draft model."""
         if self.draft_model is None:
             return None
-        flags = draft_flags(self.flags, self.context_tokens, self.sequences, self.is_unified)
+        flags = draft_flags(self.flags, self.context_tokens, self.slot_count, self.has_unified_cache)
         draft_server = replace(self, preset=self.draft_model.preset, flags=flags)
         draft_server.__dict__["model"] = self.draft_model
         return draft_server
@@ -124,14 +124,14 @@ class GgmlServer(GgmlSettings):
         if layer.latent is not None:
             key_bytes, value_bytes = self._latent_cache(layer)
             return key_bytes + index_key_bytes, value_bytes
-        stream_count = self.sequences if layer.entries else self.streams
+        stream_count = self.slot_count if layer.entries else self.stream_count
         cell_count = self.window_cells(layer.window) * stream_count
         if layer.entries:
             index_key_bytes += self._entry_cache(layer)
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
-            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
+            layer.state_elements * self.slot_count * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
         )
         return key_bytes + index_key_bytes + 4 * state_bytes, value_bytes + index_value_bytes
 
@@ -163,14 +163,14 @@ class GgmlServer(GgmlSettings):
             + 4 * compressed_entries.state_elements
             for compressed_entries in layer.entries
         )
-        return entry_bytes * self.sequences
+        return entry_bytes * self.slot_count
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
         cell_count, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
         if self.latent_mode == 0:
-            key_bytes = cell_count * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
-            return key_bytes, cell_count * cache_bytes(self.value_type, layer.heads * value_dim)
+            key_bytes = cell_count * cache_bytes(self.key_type, layer.head_count * (nope_dim + rope_dim))
+            return key_bytes, cell_count * cache_bytes(self.value_type, layer.head_count * value_dim)
         keeps_latents_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
         key_bytes = cell_count * cache_bytes(
             self.key_type if keeps_latents_alone else self.value_type, latent_rank + rope_dim
@@ -184,7 +184,7 @@ class GgmlServer(GgmlSettings):
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layers.device(i) if self.is_cache_on_layer_device else HOST
+            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
@@ -204,31 +204,33 @@ class GgmlServer(GgmlSettings):
             for tensor in (*self.model.tensors, *other_tensors)
         }
         version_rules, layer_count = self.rules, len(self.model.layers)
-        output_rows = self.sequences * (1 + self.drafted_tokens)
-        logit_rows = self.micro_batch if version_rules.outputs == "tokens" else min(self.micro_batch, output_rows)
+        output_rows = self.slot_count * (1 + self.drafted_tokens)
+        logit_rows = (
+            self.micro_batch_tokens if version_rules.outputs == "tokens" else min(self.micro_batch_tokens, output_rows)
+        )
         window_sizes = {layer.window for layer in layers.values()}
         graph_settings = GraphSettings(
-            tokens=self.micro_batch,
+            tokens=self.micro_batch_tokens,
             logit_rows=logit_rows,
             cells_by_window={window_size: self.window_cells(window_size) for window_size in window_sizes},
             uses_flash_attention=self.uses_flash_attention,
             layer_cache=self.layer_cache,
             key_type_bytes=cache_bytes(self.key_type, 256),
             value_type_bytes=cache_bytes(self.value_type, 256),
-            streams=self.streams,
-            sequences=self.sequences,
+            streams=self.stream_count,
+            sequences=self.slot_count,
             latent_mode=self.latent_mode,
             attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
             fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
             keeps_attention=self.is_cache_on_layer_device,
-            full_offload=self.layers_on_gpus > layer_count,
-            moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
-            drafted_by_modules=self.drafted_tokens if self.is_drafting_with_mtp else 0,
-            queries_with_gates=any(layer.delta_net is not None for layer in self.model.layers),
-            is_module=min(layers) >= layer_count,
+            is_fully_offloaded=self.layers_on_gpus > layer_count,
+            may_move_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
+            mtp_draft_tokens=self.drafted_tokens if self.is_drafting_with_mtp else 0,
+            has_query_gates=any(layer.delta_net is not None for layer in self.model.layers),
+            is_mtp_module=min(layers) >= layer_count,
         )
-        moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
+        moved_tokens = graph_settings.tokens if graph_settings.may_move_weights and self.devices else 0
         layer_keys = self._layer_keys(tensor_placement, size_and_device_by_name, moved_tokens, layers)
         graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
@@ -238,7 +240,7 @@ class GgmlServer(GgmlSettings):
             self.model.vocab_size,
             {i: layers[i] for i in graph_indices},
             max(layers) + 1,
-            tensor_placement.layers.device,
+            tensor_placement.layer_devices.device,
             size_and_device_by_name.get,
         )
         is_pipelined = (
@@ -285,7 +287,7 @@ class GgmlServer(GgmlSettings):
                 weight_keys.append(
                     (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
-            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
+            layer_keys.append((id(layer), tensor_placement.layer_devices.device(i), tuple(weight_keys)))
         return layer_keys
 
     def buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
@@ -334,7 +336,7 @@ class GgmlServer(GgmlSettings):
         for tensor in self.module_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
-        cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
+        cache_device = tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST
         cache_sizes = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(

@@ -116,24 +116,24 @@ class GgmlSettings(EngineServer):
         return (*shares_by_device, *(0.0,) * (len(self.devices) - len(shares_by_device)))
 
     @property
-    def sequences(self) -> int:
+    def slot_count(self) -> int:
         """The number of the server's slots, which run sequences in parallel (--parallel)."""
         stated_sequences = int(self.flags.get("parallel", -1))
         return stated_sequences if stated_sequences > 0 else self.rules.parallel
 
     @property
-    def is_unified(self) -> bool:
+    def has_unified_cache(self) -> bool:
         """Whether all sequences share one cache (--kv-unified); default with automatic --parallel."""
         if self.rules.one_cache:
             return True
         if "kv_unified" in self.flags:
             return bool(self.flags["kv_unified"])
         is_automatic = int(self.flags.get("parallel", -1)) < 1
-        return self.sequences == 1 or (self.rules.kv_unified and is_automatic)
+        return self.slot_count == 1 or (self.rules.kv_unified and is_automatic)
 
     @property
-    def streams(self) -> int:
-        return 1 if self.is_unified else self.sequences
+    def stream_count(self) -> int:
+        return 1 if self.has_unified_cache else self.slot_count
 
     @property
     def has_automatic_context(self) -> bool:
@@ -147,31 +147,31 @@ class GgmlSettings(EngineServer):
         if chosen_context:
             return chosen_context
         if "kv_unified_per_slot" in self.flags:
-            return int(self.flags["kv_unified_per_slot"]) * self.sequences
+            return int(self.flags["kv_unified_per_slot"]) * self.slot_count
         if not self.model.trained_context:
             raise InputError("--ctx-size: missing; the model does not state its context length")
-        return self.model.trained_context * (self.streams if self.is_fit_enabled else 1)
+        return self.model.trained_context * (self.stream_count if self.is_fit_enabled else 1)
 
     @property
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return round_up(round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
+        return round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding)
 
     @property
     def cache_cells(self) -> int:
         """The number of cache cells (tokens) of all parallel streams of sequences, with padding."""
-        return self.sequence_cells * self.streams
+        return self.sequence_cells * self.stream_count
 
     @property
-    def batch(self) -> int:
+    def batch_tokens(self) -> int:
         """The tokens of a batch (-b), at most the context."""
         return min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
 
     @property
-    def micro_batch(self) -> int:
+    def micro_batch_tokens(self) -> int:
         """The tokens of a micro-batch (-ub), at most -b and the context."""
-        return min(int(self.flags.get("ubatch_size", 512)), self.batch)
+        return min(int(self.flags.get("ubatch_size", 512)), self.batch_tokens)
 
     @property
     def uses_flash_attention(self) -> bool:
@@ -247,9 +247,9 @@ class GgmlSettings(EngineServer):
         return {
             "ctx_size": self.context_tokens,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
-            "ubatch_size": self.micro_batch,
+            "ubatch_size": self.micro_batch_tokens,
             "batch_size": 2048,
-            "parallel": self.sequences,
+            "parallel": self.slot_count,
             "flash_attn": self.rules.flash_attn,
             "cache_type_k": "f16",
             "cache_type_v": "f16",
@@ -258,15 +258,15 @@ class GgmlSettings(EngineServer):
     @property
     def longest_request(self) -> int:
         """The tokens of the longest request in a slot."""
-        return self.sequence_cells // (self.sequences if self.rules.one_cache else 1)
+        return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:
         """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
         full_cells = self.sequence_cells
         if window_size is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
-        batch_tokens = self.batch if self.rules.window_batch == "batch" else self.micro_batch
-        needed_cells = window_size * (self.sequences if self.is_unified else 1) + batch_tokens
+        batch_tokens = self.batch_tokens if self.rules.window_batch == "batch" else self.micro_batch_tokens
+        needed_cells = window_size * (self.slot_count if self.has_unified_cache else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return min(full_cells, round_up(needed_cells, cell_padding))
 

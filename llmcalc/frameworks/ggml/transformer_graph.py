@@ -52,7 +52,7 @@ class GraphRules:
 
     def are_experts_moved(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
-        moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
+        moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.expert_count
         return self.is_product_moved(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
@@ -68,8 +68,8 @@ class GraphSettings:
     latent_mode: 0 where latent attention is expanded; ik's mode of it.
     attention_batch_mib: ik's bound on one product of latent attention, 0 for none. fused_experts: ik's -fmoe.
     has_gpus: whether there is a GPU at all. keeps_attention: whether attention is where its layer is.
-    full_offload: whether all layers and the output are on GPUs. moves_weights: whether products of weights on the host
-        may run on a GPU.
+    is_fully_offloaded: whether all layers and the output are on GPUs. may_move_weights: whether products of weights on
+        the host may run on a GPU.
     """
 
     tokens: int
@@ -86,11 +86,11 @@ class GraphSettings:
     fused_experts: bool = False
     has_gpus: bool = True
     keeps_attention: bool = True
-    full_offload: bool = True
-    moves_weights: bool = True
-    drafted_by_modules: int = 0
-    queries_with_gates: bool = False
-    is_module: bool = False
+    is_fully_offloaded: bool = True
+    may_move_weights: bool = True
+    mtp_draft_tokens: int = 0
+    has_query_gates: bool = False
+    is_mtp_module: bool = False
 
     @property
     def key_type_is_f16(self) -> bool:
@@ -103,8 +103,8 @@ class ModelGraph:
 
     hidden_size, vocab_size: the model's hidden size, and the entries of its vocabulary.
     layers: the layers that are laid out, by their index. layer_count: layers of the model.
-    layer_device: index of a layer → its device; the index after the last one is the output's.
-    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
+    device_of_layer: index of a layer → its device; the index after the last one is the output's.
+    weight_location: name of a tensor → its bytes and its device; None if the model has no such tensor.
     """
 
     rules: GraphRules
@@ -113,8 +113,8 @@ class ModelGraph:
     vocab_size: int
     layers: Mapping[int, LayerShape]
     layer_count: int
-    layer_device: Callable[[int], str]
-    weight: Callable[[str], tuple[int, str] | None]
+    device_of_layer: Callable[[int], str]
+    weight_location: Callable[[str], tuple[int, str] | None]
     graph: ComputeGraph = field(default_factory=ComputeGraph)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _mask_inputs: dict[int | None, Tensor] = field(default_factory=dict)
@@ -122,14 +122,14 @@ class ModelGraph:
 
     def __post_init__(self) -> None:
         tokens = self.settings.tokens
-        self.positions = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
-        self.row_numbers = Tensor(tokens * I64, operation_name="input", layout=(tokens, 8))
+        self.positions = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
+        self.row_numbers = Tensor(tokens * I64, operation_name="input", dimensions=(tokens, 8))
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def _weight(self, weight_name: str, layer_index: int | None) -> Tensor:
-        bytes_and_device = self.weight(weight_name)
-        device = HOST if layer_index is None else self.layer_device(layer_index)
+        bytes_and_device = self.weight_location(weight_name)
+        device = HOST if layer_index is None else self.device_of_layer(layer_index)
         tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
@@ -149,11 +149,15 @@ class ModelGraph:
         return Tensor(tensor_bytes // 256, source_tensors)
 
     def _inplace_result(self, replaced_tensor: Tensor, *source_tensors: Tensor, may_move: bool = False) -> Tensor:
-        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout, may_move=may_move)
+        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.dimensions, may_move=may_move)
 
     def _view(self, input_tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
         """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
-        layout = None if dimensions is None else (*dimensions, input_tensor.layout[-1] if input_tensor.layout else F32)
+        layout = (
+            None
+            if dimensions is None
+            else (*dimensions, input_tensor.dimensions[-1] if input_tensor.dimensions else F32)
+        )
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
     def matmul(
@@ -164,17 +168,19 @@ class ModelGraph:
 
     def _is_moved(self, tokens: int) -> bool:
         """Whether an operation on `tokens` tokens with a weight on the host moves to a GPU (`offload_op`)."""
-        return self.rules.is_product_moved(tokens) and self.settings.moves_weights
+        return self.rules.is_product_moved(tokens) and self.settings.may_move_weights
 
     def norm(self, weight_name: str, layer_index: int | None, input_tensor: Tensor) -> Tensor:
         weight = self._weight(weight_name, layer_index)
-        tokens = input_tensor.layout[-2] if input_tensor.layout else 0
+        tokens = input_tensor.dimensions[-2] if input_tensor.dimensions else 0
         may_move = self._is_moved(tokens)
         if self.rules.style == "ik":
-            return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout, may_move=may_move)
+            return Tensor(
+                input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.dimensions, may_move=may_move
+            )
         normed_tensor = self._inplace_result(input_tensor, input_tensor)
-        if layer_index is not None and self.settings.full_offload:
-            normed_tensor.device = self.layer_device(layer_index)
+        if layer_index is not None and self.settings.is_fully_offloaded:
+            normed_tensor.device = self.device_of_layer(layer_index)
         return self._inplace_result(normed_tensor, normed_tensor, weight, may_move=may_move)
 
     def mask(self, window: int | None) -> Tensor:
@@ -188,7 +194,7 @@ class ModelGraph:
             mask_input = Tensor(
                 mask_cells * padded_rows * element_bytes,
                 operation_name="input",
-                layout=(mask_cells, padded_rows, element_bytes),
+                dimensions=(mask_cells, padded_rows, element_bytes),
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
@@ -226,15 +232,15 @@ class ModelGraph:
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
-        cache_device = self.layer_device(i) if settings.keeps_attention else HOST
+        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in settings.layer_cache(layer)
         )
-        head_dim, heads = layer.head_dim, layer.heads
+        head_dim, heads = layer.head_dim, layer.head_count
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
         value_dim = layer.value_width // key_heads
-        gate_width = layer.gate_width if settings.queries_with_gates else 0
+        gate_width = layer.gate_width if settings.has_query_gates else 0
         query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head_dim + gate_width, normed_input, tokens)
         if not layer.key_width:
             return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
@@ -244,7 +250,7 @@ class ModelGraph:
         key = self._view(key, (head_dim, key_heads, tokens))
         if gate_width:
             query = self._new_tensor((head_dim, heads, tokens), query)  # its norm, out of place beside the gate
-        if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
+        if self.weight_location(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
         query = self._inplace_result(query, query, self.positions)
@@ -271,7 +277,7 @@ class ModelGraph:
         self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         """Adds the attention of a layer that reads an earlier layer's keys and values (Gemma 3n, Gemma 4 E2B)."""
-        tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.heads
+        tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.head_count
         query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, heads, tokens)))
         query = self._inplace_result(query, query, self.positions)
         query = self.apply_rotation(
@@ -314,8 +320,8 @@ class ModelGraph:
         assert layer.latent is not None
         settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent
         latent_rank, rope_dim, nope_dim, _, query_rank = latent_sizes
-        heads, head_dim = layer.heads, nope_dim + rope_dim
-        cache_device = self.layer_device(i) if settings.keeps_attention else HOST
+        heads, head_dim = layer.head_count, nope_dim + rope_dim
+        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST
         cache = Tensor(settings.layer_cache(layer)[0], operation_name="cache", device=cache_device)
         query_source = layer_input
         if query_rank:
@@ -374,7 +380,7 @@ class ModelGraph:
         """Adds latent attention with expanded keys and values of every head in the cache."""
         assert layer.latent is not None
         tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
-        heads = layer.heads
+        heads = layer.head_count
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in self.settings.layer_cache(layer)
@@ -405,7 +411,7 @@ class ModelGraph:
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
-        cells, heads = settings.cells_by_window[layer.window], layer.heads
+        cells, heads = settings.cells_by_window[layer.window], layer.head_count
         heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
         memory_limit_mib = settings.attention_batch_mib
         while memory_limit_mib and key_value_mib > memory_limit_mib and heads_per_group % 2 == 0:
@@ -438,7 +444,9 @@ class ModelGraph:
                 (value_dim, heads_per_group, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
             merged_heads = self._view(weighted_values, (value_dim * heads_per_group, tokens))
-            output_width = 0 if merged_output is None or merged_output.layout is None else merged_output.layout[0]
+            output_width = (
+                0 if merged_output is None or merged_output.dimensions is None else merged_output.dimensions[0]
+            )
             merged_output = (
                 merged_heads
                 if merged_output is None
@@ -454,7 +462,7 @@ class ModelGraph:
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent
-        cells, heads = settings.cells_by_window[layer.window], layer.heads
+        cells, heads = settings.cells_by_window[layer.window], layer.head_count
         up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
         absorbed_query = self._new_tensor((latent_rank, tokens, heads), up_projection, query_nope)
         if self.rules.style == "ik":
@@ -520,7 +528,7 @@ class ModelGraph:
         if self.rules.style == "silu":
             activated_gate = self._inplace_result(gate, gate)
             return self._inplace_result(activated_gate, activated_gate, up_output)
-        return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.layout)
+        return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.dimensions)
 
     def network(
         self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
@@ -535,8 +543,8 @@ class ModelGraph:
         return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
-        expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
-        may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.moves_weights
+        expert_count, k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
+        may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.may_move_weights
 
         def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
             return self._new_tensor(
@@ -579,8 +587,8 @@ class ModelGraph:
     def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         """Adds a recurrent layer: input projection, states and output projection."""
         tokens = self.settings.tokens
-        projection_width = max(self.hidden_size, 2 * layer.heads * layer.head_dim)
-        state_cache = Tensor(0, operation_name="cache", device=self.layer_device(i))
+        projection_width = max(self.hidden_size, 2 * layer.head_count * layer.head_dim)
+        state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(i))
         projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, tokens)
         recurrence_output = self._new_tensor((projection_width, tokens), projected_input, state_cache)
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
@@ -592,7 +600,7 @@ class ModelGraph:
         cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
         state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)
-        input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
+        input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.device_of_layer(i)) for _ in range(2))
         conv_inputs = self._new_tensor((cached_inputs, sequence_count), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
         qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
@@ -616,7 +624,7 @@ class ModelGraph:
             decay = self._inplace_result(decay, decay, *operand_weights, may_move=may_move)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace_result(beta, beta)
-        state_count = sequence_count * (1 + self.settings.drafted_by_modules)
+        state_count = sequence_count * (1 + self.settings.mtp_draft_tokens)
         result_shape = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
         recurrence_output = self._new_tensor(result_shape, query, key, value, decay, beta, recurrent_state)
         states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
@@ -634,15 +642,17 @@ class ModelGraph:
     def build_graph(self) -> ComputeGraph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
-        token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
-        output_rows = Tensor(self.settings.logit_rows * I32, operation_name="input", layout=(self.settings.logit_rows,))
+        token_ids = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
+        output_rows = Tensor(
+            self.settings.logit_rows * I32, operation_name="input", dimensions=(self.settings.logit_rows,)
+        )
         embedding_table = Tensor(0, operation_name="weight", device=HOST)
-        if self.rules.vector_input and not self.settings.is_module:
+        if self.rules.vector_input and not self.settings.is_mtp_module:
             self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32, operation_name="input"))
         residual_stream = self._new_tensor((self.hidden_size, tokens), embedding_table, token_ids)
-        if self.settings.is_module:
+        if self.settings.is_mtp_module:
             residual_stream = self._mtp_input(residual_stream)
-        keeps_all_tokens = self.settings.is_module or self.settings.drafted_by_modules > 0
+        keeps_all_tokens = self.settings.is_mtp_module or self.settings.mtp_draft_tokens > 0
         per_layer_vectors = self._per_layer_vectors(residual_stream)
         for i, layer in self.layers.items():
             residual = residual_stream
@@ -680,7 +690,7 @@ class ModelGraph:
         """
         tokens, layer_index = self.settings.tokens, min(self.layers)
         model_states = Tensor(
-            self.hidden_size * tokens * F32, operation_name="input", layout=(self.hidden_size, tokens, F32)
+            self.hidden_size * tokens * F32, operation_name="input", dimensions=(self.hidden_size, tokens, F32)
         )
         normed_states = self.norm(f"blk.{layer_index}.nextn.hnorm.weight", layer_index, model_states)
         embeddings = self.norm(f"blk.{layer_index}.nextn.enorm.weight", layer_index, embeddings)
@@ -700,7 +710,7 @@ class ModelGraph:
         if not width:
             return None
         shape = width * self.layer_count, tokens
-        token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
+        token_ids = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
         embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
         embedding_vectors = self._inplace_result(embedding_vectors, embedding_vectors)
         self.graph.add_operations(embedding_vectors)
@@ -721,26 +731,28 @@ class ModelGraph:
 
     def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Returns the output of a layer's attention or recurrence; None for a layer without either."""
-        if not layer.heads and not layer.state_elements:
+        if not layer.head_count and not layer.state_elements:
             return None
         normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
         if layer.latent is not None:
             attention_output = self.latent_attention(i, layer, normed_input)
-        elif layer.heads:
+        elif layer.head_count:
             attention_output = self.attention(i, layer, normed_input)
         elif layer.delta_net is not None and self.rules.fused_delta_net:
             attention_output = self.delta_net(i, layer.delta_net, normed_input)
         else:
             attention_output = self.recurrence(i, layer, normed_input)
-        if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
+        if self.weight_location(f"blk.{i}.post_attention_norm.weight") is not None:
             attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
         return attention_output
 
     def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
-        if not layer.width and not layer.experts:
+        if not layer.width and not layer.expert_count:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
-        if layer.experts and layer.width:  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
+        if (
+            layer.expert_count and layer.width
+        ):  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
             dense_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
             dense_output = self.norm(f"blk.{i}.post_ffw_norm_1.weight", i, dense_output)
             normed_input = self.norm(f"blk.{i}.pre_ffw_norm_2.weight", i, residual_stream)
@@ -748,13 +760,13 @@ class ModelGraph:
                 f"blk.{i}.post_ffw_norm_2.weight", i, self.experts(i, layer, normed_input, tokens)
             )
             network_output = self._inplace_result(dense_output, dense_output, network_output)
-        elif layer.experts:
+        elif layer.expert_count:
             network_output = self.experts(i, layer, normed_input, tokens)
             if layer.shared_width:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
                 network_output = self._inplace_result(network_output, network_output, shared_output)
         else:
             network_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
-        if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
+        if self.weight_location(f"blk.{i}.post_ffw_norm.weight") is not None:
             network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
         return self._inplace_result(network_output, network_output, residual_stream)

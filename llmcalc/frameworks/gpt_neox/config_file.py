@@ -88,10 +88,10 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         config = _deepspeed_config(reader, arguments)
         if tp * pp > 1:
             neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
+            return reader.create_launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
         launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
-        return reader.launch("deepspeed", launch_settings, spec=spec)
+        return reader.create_launch("deepspeed", launch_settings, spec=spec)
 
 
 PARALLEL_SIZES = ("model_parallel_size", "pipe_parallel_size")

@@ -10,7 +10,7 @@ FLAGS = (
     *cache_types("q6_0", "q8_kv"),
     Flag(("--mla-use", "-mla"), "number", minimum=0, maximum=3),
     Flag(("--attention-max-batch", "-amb"), "number", minimum=0, maximum=10**6),
-    Flag(("--fused-moe", "-fmoe"), "switch", off_spellings=("-no-fmoe",)),
+    Flag(("--fused-moe", "-fmoe"), "switch", disabling_spellings=("-no-fmoe",)),
     Flag(("--fit-margin",), "number", minimum=0, maximum=10**7),
     *refused_flags("GPUs of a graph", "--max-gpu"),
     *refused_flags("compressed windows", switch_names="--swa-compress"),

@@ -59,7 +59,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     plugins_by_type = {
         plugin.distributed_type: (framework_name, plugin) for framework_name, plugin in plugins().items()
     }
-    plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
+    plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
         process_count = integer_of(reader, "num_processes", config["num_processes"])
@@ -82,7 +82,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:
         framework_name, plugin = plugins_by_type[distributed_type]
-        launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
+        launch_settings = plugin.read_accelerate(reader, config, device_count, run_settings)
     else:
         reader.refuse_groups(config)
     if distributed_type in OTHER_DEVICES:
@@ -92,7 +92,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
             "distributed_type", distributed_type, f"one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
         )
     settings = default_attention(reader) | launch_settings.settings
-    return reader.launch(framework_name, launch_settings._replace(settings=settings))
+    return reader.create_launch(framework_name, launch_settings._replace(settings=settings))
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _program_file(
     """
     reader_functions = reader_functions or {
         "matches_tables": f"config_file:is_{folder_name}",
-        "read": f"config_file:read_{folder_name}",
+        "read_tables": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     lazy_functions: dict[str, Any] = {
@@ -99,7 +99,7 @@ PROGRAMS = dict(
             "a recipe of NeMo-Automodel",
             launcher="automodel",  # torchrun
             matches_tables="config_file:is_automodel",
-            read="config_file:read_automodel",
+            read_tables="config_file:read_automodel",
             with_launcher="config_file:with_launcher",
         ),
         _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
@@ -119,7 +119,7 @@ PROGRAMS = dict(
             "2026",
             "model defaults of Unsloth, or Python that trains with it",
             matches_tables="config_file:is_unsloth",
-            read="config_file:read_unsloth",
+            read_tables="config_file:read_unsloth",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
@@ -142,7 +142,7 @@ PROGRAMS = dict(
             launcher="trl",
             with_launcher="commands:with_launcher",
             matches_tables="config_file:is_trl",
-            read="config_file:read_trl",
+            read_tables="config_file:read_trl",
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
@@ -183,7 +183,7 @@ PROGRAMS = dict(
             starts_program="command:starts_program",
             read_command="config_file:read_command",
             matches_tables="config_file:is_ms_swift",
-            read="config_file:read_ms_swift",
+            read_tables="config_file:read_ms_swift",
         ),
         _program_file(
             "nanogpt",
@@ -244,6 +244,8 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
     *kind_titles, last_title = (
-        launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None
+        launch_file.title
+        for launch_file in (*_framework_files(), *program_files())
+        if launch_file.read_tables is not None
     )
     return f"{', '.join(kind_titles)} or {last_title}"

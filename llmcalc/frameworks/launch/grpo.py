@@ -116,9 +116,9 @@ def colocated_rollout(
             reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_weight_sharded else 1,
         ),
-        sequences=batch_size,
-        tokens=int(launched_run.settings.get("seq", completion_length)),
-        logit_tokens=completion_length + 1,
+        sequence_count=batch_size,
+        tokens_per_sequence=int(launched_run.settings.get("seq", completion_length)),
+        logit_tokens_per_sequence=completion_length + 1,
         logit_bytes=logit_bytes,  # fp32 logits of accelerate beside those in 16 bits, or one sequence's exponentials
     )
 

@@ -111,7 +111,7 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         launched_run,
         settings={**option_values, **settings},
         option_overrides=option_overrides,
-        keeps_checkpoint_format=launched_run.keeps_checkpoint_format and not set(FORMATS) & set(settings),
+        keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
@@ -138,8 +138,8 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             framework=selected_framework.name,
             layout=layout_of(layout_request),
             settings=settings,
-            own_settings=launched_run.own_settings if is_default_framework else None,
-            keeps_checkpoint_format=launched_run.keeps_checkpoint_format and is_default_framework,
+            framework_settings=launched_run.framework_settings if is_default_framework else None,
+            keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and is_default_framework,
         )
     if framework_name not in (None, launched_run.framework):
         framework_title = framework(launched_run.framework).title

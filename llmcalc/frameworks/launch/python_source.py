@@ -291,13 +291,13 @@ class Configurations:
     def __init__(self, syntax_tree: ast.Module, known_configurations: Mapping[str, Config] | None = None) -> None:
         self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
         self.constants: dict[str, Any] = constants(syntax_tree.body)
-        self.known: Mapping[str, dict[str, Any]] = known_configurations or {}
-        self.work: int = 0
+        self.known_configurations: Mapping[str, dict[str, Any]] = known_configurations or {}
+        self.evaluated_value_count: int = 0
 
     def count_work(self, value_count: int) -> None:
         """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
-        self.work += value_count
-        if self.work > MOST_WORK:
+        self.evaluated_value_count += value_count
+        if self.evaluated_value_count > MOST_WORK:
             raise RecursionError
 
     def configuration_of(
@@ -341,7 +341,9 @@ class Configurations:
                 )
             return
         condition_truth = (
-            self.truth_of(statement.test, variables, configs_by_variable) if isinstance(statement, ast.If) else None
+            self.evaluate_condition(statement.test, variables, configs_by_variable)
+            if isinstance(statement, ast.If)
+            else None
         )
         if isinstance(statement, ast.If) and condition_truth is not None:
             if depth > DEEPEST:
@@ -354,10 +356,14 @@ class Configurations:
                 for target_node in inner_node.targets:
                     self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs_by_variable)
 
-    def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
+    def evaluate_condition(
+        self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]
+    ) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(condition, ast.BoolOp):
-            operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
+            operand_truths = [
+                self.evaluate_condition(operand, variables, configs_by_variable) for operand in condition.values
+            ]
             is_disjunction = isinstance(condition.op, ast.Or)
             if is_disjunction in operand_truths:
                 return is_disjunction
@@ -365,7 +371,7 @@ class Configurations:
                 return None
             return not is_disjunction
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-            operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
+            operand_truth = self.evaluate_condition(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
         if (
             isinstance(condition, ast.Call)
@@ -456,7 +462,7 @@ class Configurations:
                 for config_key, config_value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
-        config: Config = dict(self.known.get(called_name, {}))
+        config: Config = dict(self.known_configurations.get(called_name, {}))
         if not called_name and isinstance(expression.func, ast.Attribute):  # a method of what another call returns
             config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
             called_name = f"….{expression.func.attr}"

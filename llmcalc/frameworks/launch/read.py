@@ -156,8 +156,8 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
-        if launch_file.read is not None and launch_file.matches_tables(config):
-            return read_with_options(launch_file, launch_file.read, config, source_file, options)
+        if launch_file.read_tables is not None and launch_file.matches_tables(config):
+            return read_with_options(launch_file, launch_file.read_tables, config, source_file, options)
     if isinstance(config.get("services"), Mapping):
         raise InputError(
             f"{name_in_errors}: is a compose file, of servers: llmcalc memory and fit read one that starts vLLM, "
@@ -410,14 +410,14 @@ def _read_training_command(
             )
     for program_line in command_lines:
         config_kind = _table_kind(program_line)
-        if config_kind is not None and config_kind.read is not None:
+        if config_kind is not None and config_kind.read_tables is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
-                config_kind, config_kind.read, arguments_table, source_of_command(program_line), options
+                config_kind, config_kind.read_tables, arguments_table, source_of_command(program_line), options
             )
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 

@@ -53,10 +53,10 @@ class Launch:
     kind: the name of its `LaunchFile`, which `options.read_with_options` fills in.
     framework: the name of the framework.
     spec: the model; None if the file names none.
-    target: the model's name in the file, such as a hub id; empty without one.
+    model_name: the model's name in the file, such as a hub id; empty without one.
     layout: the layout over devices.
     settings: option of `llmcalc memory` → value; absent options have their defaults.
-    own_settings: the framework's own settings; None without any.
+    framework_settings: the framework's own settings; None without any.
     env: environment variables that the file sets.
     gpu: name of the device; empty if the file has none.
     unknown_arguments: argument → why it is not modelled. Empty unless unknown arguments are allowed.
@@ -67,8 +67,9 @@ class Launch:
     assumed_defaults: argument that the file leaves out → the program's default.
     option_overrides: option typed beside the file → its value, and the file's.
     rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
-    frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
-    keeps_checkpoint_format: whether weights keep the number format of the checkpoint. The settings are then those of a
+    frozen_model: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default)
+        without.
+    keeps_checkpoint_dtype: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     ends_counted_as_layers: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's
@@ -85,17 +86,18 @@ class Launch:
         None (default) for the model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
-    stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.
+    software_stack: the name of the software stack of the program's kernels in training; empty (default) for the
+        framework's.
     """
 
     name_in_errors: str
     kind: str
     framework: str
     spec: ModelSpec | None = None
-    target: str = ""
+    model_name: str = ""
     layout: Layout = ONE_DEVICE
     settings: Mapping[str, Any] = field(default_factory=dict)
-    own_settings: Any = None
+    framework_settings: Any = None
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
     unknown_arguments: Mapping[str, str] = field(default_factory=dict)
@@ -105,8 +107,8 @@ class Launch:
     version: str = ""
     assumed_defaults: Mapping[str, Any] = field(default_factory=dict)
     option_overrides: Mapping[str, OptionOverride] = field(default_factory=dict)
-    keeps_checkpoint_format: bool = False
-    frozen: FrozenModel | SecondLoss | None = None
+    keeps_checkpoint_dtype: bool = False
+    frozen_model: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
@@ -117,9 +119,9 @@ class Launch:
     written_options: Mapping[str, str] = field(default_factory=dict)
     score_label_count: int | None = None
     logits_per_chunk: int | None = None
-    stack: str = ""
+    software_stack: str = ""
 
-    def in_words_of_file(self, error: InputError) -> InputError:
+    def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
         option_match = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
         setting_name = option_match[1].replace("-", "_") if option_match else ""
@@ -156,7 +158,7 @@ class Launch:
         )
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
-    def with_loss_chunks(self, vocabulary: int) -> Launch:
+    def with_chunked_loss(self, vocabulary: int) -> Launch:
         """Returns the run with the tokens of a chunk of its loss. vocabulary: logits per token.
 
         Several chunks are a multiple of four (unsloth_zoo/fused_losses/cross_entropy_loss.py, `get_chunk_size`).
@@ -168,7 +170,7 @@ class Launch:
         chunk_count = 1 if fewest_chunks <= 1 else 4 * ceil_div(fewest_chunks, 4)
         return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
 
-    def data(self) -> dict[str, Any]:
+    def json_data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
         return {
             "file": self.name_in_errors,
@@ -179,13 +181,15 @@ class Launch:
                 argument_name: json_value_of(default_value)
                 for argument_name, default_value in self.assumed_defaults.items()
             },
-            "overridden": {argument_name: override.data() for argument_name, override in self.option_overrides.items()},
+            "overridden": {
+                argument_name: override.json_data() for argument_name, override in self.option_overrides.items()
+            },
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
             "notes": list(self.notes),
-            **({} if self.frozen is None else {"frozen_model": self.frozen.data()}),
-            **({} if self.rollout is None else {"rollout": self.rollout.data()}),
+            **({} if self.frozen_model is None else {"frozen_model": self.frozen_model.data()}),
+            **({} if self.rollout is None else {"rollout": self.rollout.json_data()}),
         }
 
 
@@ -199,7 +203,7 @@ class OptionOverride(NamedTuple):
     option_value: Any
     file_value: Any
 
-    def data(self) -> dict[str, Any]:
+    def json_data(self) -> dict[str, Any]:
         """Returns both values as part of a JSON document."""
         return {"file": json_value_of(self.file_value), "option": json_value_of(self.option_value)}
 
@@ -282,7 +286,7 @@ class LaunchFile:
     name: its name in JSON documents.
     title: its name in messages.
     matches_tables: whether tables are of this kind; by default never.
-    read: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
+    read_tables: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
     program_of_arguments: the program whose arguments may be in a script's command instead; empty (default) for none.
     has_program_arguments: whether the words of a command are arguments of that program.
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
@@ -308,7 +312,7 @@ class LaunchFile:
     name: str
     title: str
     matches_tables: Callable[[Table], bool] = lambda _: False
-    read: Callable[[Table, LaunchSource], Launch] | None = None
+    read_tables: Callable[[Table, LaunchSource], Launch] | None = None
     program_of_arguments: str = ""
     has_program_arguments: Callable[[Sequence[str]], bool] = lambda _: False
     read_arguments: Callable[[Table, LaunchSource], Launch] | None = None
@@ -331,7 +335,7 @@ class LaunchSettings(NamedTuple):
 
     layout: Layout
     settings: dict[str, Any]
-    own_settings: Any = None
+    framework_settings: Any = None
 
 
 @frozen
@@ -339,17 +343,17 @@ class Plugin:
     """The keys by which files of accelerate and of the Trainer select a framework.
 
     distributed_type: accelerate's name of the framework.
-    table: accelerate's table of the framework's settings.
-    accelerate: (reading, the file's tables, devices, settings without the framework) → the run.
+    section_name: accelerate's table of the framework's settings.
+    read_accelerate: (reading, the file's tables, devices, settings without the framework) → the run.
     trainer_keys: arguments of the Trainer that select the framework if one is set; empty (default) for none.
-    trainer: the same as `accelerate`, for arguments of the Trainer.
+    read_trainer: the same as `read_accelerate`, for arguments of the Trainer.
     """
 
     distributed_type: str
-    table: str
-    accelerate: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings]
+    section_name: str
+    read_accelerate: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings]
     trainer_keys: tuple[str, ...] = ()
-    trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
+    read_trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
 DATA_NAME = re.compile(
@@ -369,7 +373,7 @@ class LaunchReader:
     notes: values that were assumed.
     written_options: option → the file's own argument with its value.
     assumed_defaults: argument that the file leaves out → the program's default.
-    frozen: a frozen copy of the trained model; None (default) without one.
+    frozen_model: a frozen copy of the trained model; None (default) without one.
     requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
         environment does not say; false by default.
     end_stage_layers, ends_counted_as_layers, layers_per_stage, rounds_stages_up, counts_longest_samples,
@@ -382,7 +386,7 @@ class LaunchReader:
     notes: list[str] = field(default_factory=list)
     written_options: dict[str, str] = field(default_factory=dict)
     assumed_defaults: dict[str, Any] = field(default_factory=dict)
-    frozen: FrozenModel | SecondLoss | None = None
+    frozen_model: FrozenModel | SecondLoss | None = None
     requests_expandable_segments: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
@@ -591,11 +595,11 @@ class LaunchReader:
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
-        if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
-            return self.frozen
-        return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
+        if not isinstance(self.frozen_model, FrozenModel) or layout.zero != 3:
+            return self.frozen_model
+        return replace(self.frozen_model, rank_count=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, framework_name: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
+    def create_launch(self, framework_name: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
         """Returns the training run under a framework. launch_fields: additional fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
@@ -607,12 +611,12 @@ class LaunchReader:
             framework=framework_name,
             layout=launch_settings.layout,
             settings={**self._allocator(), **launch_settings.settings},
-            own_settings=launch_settings.own_settings,
+            framework_settings=launch_settings.framework_settings,
             unknown_arguments=self.unknown_arguments,
             ignored_arguments=tuple(self.ignored_arguments),
             notes=tuple(self.notes),
             assumed_defaults=dict(self.assumed_defaults),
-            frozen=self.frozen_model_on(launch_settings.layout),
+            frozen_model=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
             ends_counted_as_layers=self.ends_counted_as_layers,
             layers_per_stage=self.layers_per_stage,

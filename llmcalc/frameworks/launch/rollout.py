@@ -26,14 +26,14 @@ class AdditionalModel:
 
     weights_location: where its weights are.
     bytes_per_weight: bytes of an element of its weights.
-    ranks: number of ranks that divide its weights.
-    parameters: number of its parameters; 0 (default) for as many as the trained model has.
+    rank_count: number of ranks that divide its weights.
+    parameter_count: number of its parameters; 0 (default) for as many as the trained model has.
     """
 
     weights_location: ModelLocation = "none"
     bytes_per_weight: int = 2
-    ranks: int = 1
-    parameters: int = 0
+    rank_count: int = 1
+    parameter_count: int = 0
 
 
 @frozen
@@ -47,17 +47,18 @@ class Rollout:
     sleeps_while_idle: whether it frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
-    shares_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the share of the
-        first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
-    is_own_process: whether it is a process of its own, with a CUDA context of its own.
+    memory_fractions_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the
+        share of the first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
+    is_separate_process: whether it is a process of its own, with a CUDA context of its own.
     offloaded_states: states of the trained model that are on the host while another phase runs; `reference`: the
         reference model is there during rollouts.
     reference_model: the reference model.
     reward_model: the reward model; default none.
     critic_location: where the critic is, with its states.
     critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
-    sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
-    logit_tokens: tokens of each whose logits are computed.
+    sequence_count, tokens_per_sequence: of a micro-batch that computes log-probabilities: sequences, and tokens of
+        each.
+    logit_tokens_per_sequence: tokens of each whose logits are computed.
     logit_bytes: bytes per logit at the peak of that pass.
     has_log_probabilities: whether log-probabilities are computed in passes of their own, without gradients; true by
         default.
@@ -70,21 +71,21 @@ class Rollout:
     written_flags: Mapping[str, str] = field(default_factory=dict)
     sleeps_while_idle: bool = False
     shares_weights: bool = False
-    shares_by_capacity: tuple[tuple[int, float], ...] = ()
-    is_own_process: bool = False
+    memory_fractions_by_capacity: tuple[tuple[int, float], ...] = ()
+    is_separate_process: bool = False
     offloaded_states: frozenset[States] = frozenset()
     reference_model: AdditionalModel = AdditionalModel()
     reward_model: AdditionalModel = AdditionalModel()
     critic_location: ModelLocation = "none"
     critic_bytes: int = 0
-    sequences: int = 1
-    tokens: int = 1
-    logit_tokens: int = 1
+    sequence_count: int = 1
+    tokens_per_sequence: int = 1
+    logit_tokens_per_sequence: int = 1
     logit_bytes: int = 2
     has_log_probabilities: bool = True
     transfer_bytes: int = 0
 
-    def data(self) -> dict[str, Any]:
+    def json_data(self) -> dict[str, Any]:
         """Returns the rollout settings as a part of a JSON document."""
         return {
             "engine": self.engine or None,

@@ -64,7 +64,7 @@ def read_script(
         name_in_errors,
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
-        machine_devices=devices_per_machine,
+        devices_per_machine=devices_per_machine,
     )
     shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
     StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
@@ -79,11 +79,11 @@ class StatementReader(WordReader):
     """Parses shell source and appends the commands to a script.
 
     branches: the blocks around the current position.
-    waiting: (name of its end, whether it expands) of each here-document whose text comes after the line.
+    pending_here_documents: (name of its end, whether it expands) of each here-document whose text comes after the line.
     statement_start: the position and the line of the current statement.
     here_string: the text on the current command's standard input; None for none.
     output_file: the file that the current command writes.
-    joined_by: the sign between the last command and the next one, && or ||; empty for another separator.
+    joining_operator: the sign between the last command and the next one, && or ||; empty for another separator.
     has_succeeded: whether the last command of a list joined by && and || succeeds; None if unresolved.
     is_negated: whether a ! stands before the current command.
     """
@@ -93,43 +93,43 @@ class StatementReader(WordReader):
     ) -> None:
         super().__init__(shell_script, script_text, nesting_depth, first_line_number)
         self.branches: list[ShellBranch] = []
-        self.waiting: list[tuple[str, bool]] = []
+        self.pending_here_documents: list[tuple[str, bool]] = []
         self.statement_start = (0, first_line_number)
         self.here_string: str | None = None
         self.output_file = ""
-        self.joined_by = ""
+        self.joining_operator = ""
         self.has_succeeded: bool | None = None
         self.is_negated = False
 
     def read_all(self) -> None:
-        while self.at < len(self.text):
+        while self.position < len(self.text):
             self.read_statement()
 
     def read_statement(self) -> None:
         """Reads a simple command and applies its effect to the script."""
         statement_words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        start_line, separator, is_double_separator = self.line, "", False
-        self.statement_start = (self.at, start_line)
+        start_line, separator, is_double_separator = self.line_number, "", False
+        self.statement_start = (self.position, start_line)
         self.here_string, self.output_file, self.is_negated = None, "", False
         while not separator:
             self.skip_space()
-            if self.at >= len(self.text):
+            if self.position >= len(self.text):
                 break
-            character = self.text[self.at]
-            assignment = _ASSIGNED.match(self.text, self.at)
+            character = self.text[self.position]
+            assignment = _ASSIGNED.match(self.text, self.position)
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|()":
                 separator = self.read_separator()
-                is_double_separator = separator in ("&", "|") and self.text.startswith(separator, self.at)
-                self.at += is_double_separator
+                is_double_separator = separator in ("&", "|") and self.text.startswith(separator, self.position)
+                self.position += is_double_separator
             elif (
-                character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
+                character in "<>" or re.match(r"\d[<>]", self.text[self.position : self.position + 2])
             ) and not self.is_at_placeholder():
                 self.skip_redirection()
             elif assignment and (not statement_words or statement_words[0] in DECLARES):
-                self.at = assignment.end()
+                self.position = assignment.end()
                 variable_name, is_append = assignment[1], bool(assignment[2])
                 assignments[variable_name] = self.read_assigned_value(variable_name, is_append)
                 statement_words += [variable_name] if statement_words else []
@@ -141,13 +141,13 @@ class StatementReader(WordReader):
         ):
             self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
-            self.joined_by = separator * 2 if is_double_separator else ""
+            self.joining_operator = separator * 2 if is_double_separator else ""
         if separator == ";;" and self.branches and self.branches[-1].case_text is not None:
             self.branches[-1].patterns = []
 
     def skips_next_command(self) -> bool:
         """Whether the next command in a list of && and || is certainly skipped."""
-        return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
+        return bool(self.joining_operator) and self.has_succeeded is (self.joining_operator == "||")
 
     def read_conditional_command(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
         """Reads a command in a list of && and ||, and decides by known conditions whether it runs.
@@ -172,23 +172,23 @@ class StatementReader(WordReader):
 
     def skip_comment(self) -> None:
         """Skips a comment, up to the end of the line."""
-        line_end = self.text.find("\n", self.at)
-        self.at = len(self.text) if line_end < 0 else line_end
+        line_end = self.text.find("\n", self.position)
+        self.position = len(self.text) if line_end < 0 else line_end
 
     def read_separator(self) -> str:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
-        character = self.text[self.at]
-        self.at += 1
-        next_character = self.text[self.at : self.at + 1]
+        character = self.text[self.position]
+        self.position += 1
+        next_character = self.text[self.position : self.position + 1]
         if character == "\n":
             self.skip_here_documents()
         elif character == ";" and next_character == ";":
-            self.at += 1
+            self.position += 1
             return ";;"
         elif character == "&" and next_character == ">":
-            self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
+            self.position += 2 if self.text[self.position + 1 : self.position + 2] == ">" else 1
             self.skip_space()
-            if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
+            if self.text[self.position : self.position + 1] not in ("", *"\n;&|()<>"):
                 self.read_word()
             return ""
         return character
@@ -197,13 +197,13 @@ class StatementReader(WordReader):
         """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
         if command_words == ["{"]:
             self.open_block(command_words, "")
-            if self.joined_by and self.has_succeeded is not None:
-                self.branches[-1].runs = not self.skips_next_command()
-            self.joined_by = ""
+            if self.joining_operator and self.has_succeeded is not None:
+                self.branches[-1].is_executed = not self.skips_next_command()
+            self.joining_operator = ""
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
             if command_words[0] == "else" and self.branches:
-                self.branches[-1].enter_next(True)
+                self.branches[-1].enter_next_branch(True)
             self.is_negated = command_words[0] == "!"
             return []
         return command_words
@@ -218,7 +218,7 @@ class StatementReader(WordReader):
             has_unresolved = is_unresolved(branch.case_text) or any(map(is_unresolved, branch.patterns))
             is_match = None if has_unresolved else self.matches_patterns(branch.case_text, branch.patterns)
             branch.patterns = None
-            branch.enter_next(is_match)
+            branch.enter_next_branch(is_match)
         return True
 
     def matches_patterns(self, case_text: str, patterns: list[str]) -> bool | None:
@@ -245,20 +245,23 @@ class StatementReader(WordReader):
         if branch.joining_operator == "&":
             condition_holds = (
                 False
-                if False in (branch.condition, condition_holds)
-                else (None if None in (branch.condition, condition_holds) else True)
+                if False in (branch.condition_result, condition_holds)
+                else (None if None in (branch.condition_result, condition_holds) else True)
             )
         elif branch.joining_operator == "|":
             condition_holds = (
                 True
-                if True in (branch.condition, condition_holds)
-                else (None if None in (branch.condition, condition_holds) else False)
+                if True in (branch.condition_result, condition_holds)
+                else (None if None in (branch.condition_result, condition_holds) else False)
             )
-        branch.joining_operator, branch.condition = (separator if separator in ("&", "|") else ""), condition_holds
+        branch.joining_operator, branch.condition_result = (
+            (separator if separator in ("&", "|") else ""),
+            condition_holds,
+        )
         if not branch.joining_operator:
-            branch.enter_next(condition_holds)
+            branch.enter_next_branch(condition_holds)
         else:
-            branch.runs = None if branch.runs is not False else False
+            branch.is_executed = None if branch.is_executed is not False else False
 
     def evaluate_condition(self, command_words: list[str]) -> bool | None:
         """Returns whether a condition is true; None if unresolved.
@@ -323,7 +326,7 @@ class StatementReader(WordReader):
         return ShellBranch(
             True,
             earlier_branch_runs=None,
-            loop_start=(self.at, self.line),
+            loop_start=(self.position, self.line_number),
             loop_variable=variable_name,
             remaining_loop_values=loop_items[1:],
         )
@@ -336,8 +339,8 @@ class StatementReader(WordReader):
         if branch.loop_variable and not branch.remaining_loop_values:
             self.script.loop_values.pop(branch.loop_variable, None)
             return
-        self.count_work(max(LOOP_WORK, self.at - branch.loop_start[0]))
-        self.at = branch.loop_start[0]
+        self.count_work(max(LOOP_WORK, self.position - branch.loop_start[0]))
+        self.position = branch.loop_start[0]
         self.lines = branch.loop_start
         if branch.loop_variable:
             self.script.variables[branch.loop_variable] = self.script.loop_values[branch.loop_variable] = (
@@ -347,11 +350,11 @@ class StatementReader(WordReader):
 
     def is_running(self) -> bool:
         """Whether the current position is executed, because all enclosing blocks are."""
-        return not any(branch.runs is False for branch in self.branches)
+        return not any(branch.is_executed is False for branch in self.branches)
 
     def is_in_uncertain_branch(self) -> bool:
         """Whether the current position is in a block that may be skipped or repeated."""
-        return any(branch.runs is None for branch in self.branches)
+        return any(branch.is_executed is None for branch in self.branches)
 
     def apply_command(
         self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int, separator: str
@@ -404,7 +407,7 @@ class StatementReader(WordReader):
 
         command_words: the command's; none for `NAME=…`.
         """
-        is_certain_to_run = all(branch.runs for branch in self.branches)
+        is_certain_to_run = all(branch.is_executed for branch in self.branches)
         for variable_name, assigned_value in assignments.items():
             has_known_value = is_certain_to_run and not (
                 isinstance(assigned_value, str) and is_unresolved(assigned_value)
@@ -462,27 +465,27 @@ class StatementReader(WordReader):
                 self.script.variables[variable_name] = self.script.typed_variables.get(variable_name, variable_value)
 
     def skip_space(self) -> None:
-        while self.at < len(self.text):
-            if self.text[self.at] in _SPACE:
-                self.at += 1
-            elif self.text.startswith("\\\n", self.at):
-                self.at += 2
+        while self.position < len(self.text):
+            if self.text[self.position] in _SPACE:
+                self.position += 1
+            elif self.text.startswith("\\\n", self.position):
+                self.position += 2
             else:
                 return
 
     def skip_redirection(self) -> None:
         """Skips a redirection. The text of a here-document is skipped at the end of the line."""
-        operator_match = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
+        operator_match = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.position)
         assert operator_match is not None
-        self.at = operator_match.end()
+        self.position = operator_match.end()
         self.skip_space()
         if operator_match[1] in ("<<", "<<-"):
-            delimiter_match = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
+            delimiter_match = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.position)
             if delimiter_match is None:
                 raise self.error("a here-document without a name")
-            self.at = delimiter_match.end()
-            self.waiting.append((delimiter_match[2], not delimiter_match[1]))
-        elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
+            self.position = delimiter_match.end()
+            self.pending_here_documents.append((delimiter_match[2], not delimiter_match[1]))
+        elif self.position < len(self.text) and self.text[self.position] not in "\n;&|()":
             file_name = " ".join(self.read_word())
             if operator_match[1] == "<<<":
                 self.here_string = file_name
@@ -491,18 +494,18 @@ class StatementReader(WordReader):
 
     def skip_here_documents(self) -> None:
         """Reads here-documents, and stores those that a command writes to a file."""
-        pending_documents, self.waiting = self.waiting, []
+        pending_documents, self.pending_here_documents = self.pending_here_documents, []
         for delimiter, is_expanded in pending_documents:
-            document_start = self.at
+            document_start = self.position
             while True:
-                if self.at >= len(self.text):
+                if self.position >= len(self.text):
                     raise self.error(f"a here-document without its end, {delimiter}")
-                line_end = self.text.find("\n", self.at)
+                line_end = self.text.find("\n", self.position)
                 line_end = len(self.text) if line_end < 0 else line_end
-                line_text = self.text[self.at : line_end]
-                self.at = line_end + 1
+                line_text = self.text[self.position : line_end]
+                self.position = line_end + 1
                 if line_text.lstrip("\t").rstrip(_SPACE) == delimiter:
-                    document_text, self.at = self.text[document_start : line_end - len(line_text)], line_end
+                    document_text, self.position = self.text[document_start : line_end - len(line_text)], line_end
                     if self.is_running() and self.depth < 3:
                         self.here_string = self.expand_here_document(document_text) if is_expanded else document_text
                         if self.output_file:
@@ -511,8 +514,8 @@ class StatementReader(WordReader):
 
     def read_assigned_value(self, variable_name: str, is_append: bool) -> str | list[str]:
         """Reads and returns the assigned value after `NAME=`."""
-        if self.text[self.at : self.at + 1] == "(":
-            self.at += 1
+        if self.text[self.position : self.position + 1] == "(":
+            self.position += 1
             array_items = self.read_array()
             previous_value = self.script.variables.get(variable_name, [])
             if not is_append:
@@ -533,16 +536,16 @@ class StatementReader(WordReader):
         character_count = 0
         while True:
             self.skip_space()
-            if self.at >= len(self.text):
+            if self.position >= len(self.text):
                 raise self.error("an array that does not end; expected )")
-            character = self.text[self.at]
+            character = self.text[self.position]
             if character == ")":
-                self.at += 1
+                self.position += 1
                 return array_items
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|(":
-                self.at += 1
+                self.position += 1
             elif character in "<>" and not self.is_at_placeholder():
                 self.skip_redirection()
             else:

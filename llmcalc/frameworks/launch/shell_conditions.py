@@ -25,7 +25,7 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 class ShellBranch:
     """An open block of a shell script: a branch of `if` or `case`, or a loop.
 
-    runs: whether its lines run; None if unresolved.
+    is_executed: whether its lines run; None if unresolved.
     earlier_branch_runs: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
     case_text: the value that a `case` compares; None in other blocks.
     patterns: patterns of the next branch of a `case`; None inside a branch.
@@ -33,10 +33,10 @@ class ShellBranch:
     loop_variable: the variable of a `for` loop; empty in other blocks.
     remaining_loop_values: the values that the variable of a loop has yet to take.
     joining_operator: the sign between a condition and the next one, & or |; empty after the last condition.
-    condition: whether the conditions so far hold; None if unresolved.
+    condition_result: whether the conditions so far hold; None if unresolved.
     """
 
-    runs: bool | None
+    is_executed: bool | None
     earlier_branch_runs: bool | None = False
     case_text: str | None = None
     patterns: list[str] | None = None
@@ -44,11 +44,11 @@ class ShellBranch:
     loop_variable: str = ""
     remaining_loop_values: list[str] = field(default_factory=list)
     joining_operator: str = ""
-    condition: bool | None = None
+    condition_result: bool | None = None
 
-    def enter_next(self, condition_holds: bool | None) -> None:
+    def enter_next_branch(self, condition_holds: bool | None) -> None:
         """Enters the next branch of an if or case block. condition_holds: None if unresolved."""
-        self.runs = (
+        self.is_executed = (
             False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else condition_holds)
         )
         self.earlier_branch_runs = (

@@ -65,7 +65,7 @@ class ShellScript:
     written_files: texts that the script writes to files, by the files' names.
     skipped_variables: variables that only branches set that do not run. They expand to nothing, as in a shell.
     missing_argument: the last argument that the script uses and that is not typed; 0 for none.
-    machine_devices: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
+    devices_per_machine: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
     """
 
     name_in_errors: str
@@ -75,7 +75,7 @@ class ShellScript:
     written_files: dict[str, str] = field(default_factory=dict)
     skipped_variables: set[str] = field(default_factory=set)
     missing_argument: int = 0
-    machine_devices: int | None = None
+    devices_per_machine: int | None = None
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported_names: set[str] = field(default_factory=set)
     commands: list[ShellCommand] = field(default_factory=list)
@@ -123,13 +123,13 @@ class WordReader:
 
     script: the script whose variables and arguments the words have.
     depth: number of `sh -c` and of default values around the source.
-    at: the position in the source.
+    position: the position in the source.
     lines: a position, and its line in the script.
     """
 
     def __init__(self, shell_script: ShellScript, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
         self.script, self.text, self.depth = shell_script, shell_text, nesting_depth
-        self.at = 0
+        self.position = 0
         self.lines = (0, first_line)
         self.count_work(len(shell_text))
 
@@ -142,23 +142,23 @@ class WordReader:
             )
 
     def error(self, description: str) -> UnsplittableText:
-        return UnsplittableText(f"{self.script.name_in_errors}: line {self.line}: {description}")
+        return UnsplittableText(f"{self.script.name_in_errors}: line {self.line_number}: {description}")
 
     @property
-    def line(self) -> int:
+    def line_number(self) -> int:
         line_start, line_number = self.lines
-        self.lines = (self.at, line_number + self.text.count("\n", line_start, self.at))
+        self.lines = (self.position, line_number + self.text.count("\n", line_start, self.position))
         return self.lines[1]
 
     def is_at_placeholder(self) -> bool:
         """Whether a placeholder for the user, such as `<path>`, begins at this position."""
-        return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
+        return self.text.startswith("<", self.position) and _PLACEHOLDER.match(self.text, self.position) is not None
 
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
         finished_words: list[str] = []
         open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
-        word_start = self.at
+        word_start = self.position
         for piece_text, splits_words in self.read_pieces():
             if not splits_words:
                 open_word_parts.append(piece_text)
@@ -179,16 +179,16 @@ class WordReader:
                     open_word_parts = []
         if open_word_parts:
             finished_words.append("".join(open_word_parts))
-        if self.at == word_start:
-            self.at += 1
+        if self.position == word_start:
+            self.position += 1
         return finished_words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
         character_count, checked_piece_count = 0, 0
-        while self.at < len(self.text):
-            character = self.text[self.at]
+        while self.position < len(self.text):
+            character = self.text[self.position]
             if self.is_at_placeholder():
                 word_pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
@@ -198,19 +198,19 @@ class WordReader:
             if character in " \t\n;&|()<>":
                 break
             if character == "\\":
-                if self.text[self.at + 1 : self.at + 2] != "\n":
-                    word_pieces.append((self.text[self.at + 1 : self.at + 2], False))
-                self.at += 2
+                if self.text[self.position + 1 : self.position + 2] != "\n":
+                    word_pieces.append((self.text[self.position + 1 : self.position + 2], False))
+                self.position += 2
             elif character == "'":
-                quote_end = self.text.find("'", self.at + 1)
+                quote_end = self.text.find("'", self.position + 1)
                 if quote_end < 0:
                     raise self.error("a quote ' that does not end")
-                word_pieces.append((self.text[self.at + 1 : quote_end], False))
-                self.at = quote_end + 1
+                word_pieces.append((self.text[self.position + 1 : quote_end], False))
+                self.position = quote_end + 1
             elif character == '"':
-                self.at += 1
+                self.position += 1
                 word_pieces += self.read_quoted_text()
-            elif self.text.startswith(("$'", '$"'), self.at):
+            elif self.text.startswith(("$'", '$"'), self.position):
                 word_pieces += self.read_dollar_quote()
             elif character in "$`":
                 expanded_text = self.read_expansion()
@@ -225,29 +225,29 @@ class WordReader:
 
     def read_dollar_quote(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a string with escapes, `$'…'`, or of a text to be translated, `$"…"`."""
-        if self.text[self.at + 1] == '"':
-            self.at += 2
+        if self.text[self.position + 1] == '"':
+            self.position += 2
             return self.read_quoted_text()
-        escaped_match = _ESCAPED.match(self.text, self.at + 2)
+        escaped_match = _ESCAPED.match(self.text, self.position + 2)
         if escaped_match is None:
             raise self.error("a quote ' that does not end")
-        self.at = escaped_match.end()
+        self.position = escaped_match.end()
         unescaped_text = _ESCAPE.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), escaped_match[1])
         return [(unescaped_text, False)]
 
     def read_quoted_text(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""
         text_pieces: list[tuple[str, bool]] = [("", False)]
-        while self.at < len(self.text):
-            character = self.text[self.at]
+        while self.position < len(self.text):
+            character = self.text[self.position]
             if character == '"':
-                self.at += 1
+                self.position += 1
                 return text_pieces
             if character == "\\":
-                next_character = self.text[self.at + 1 : self.at + 2]
+                next_character = self.text[self.position + 1 : self.position + 2]
                 if next_character != "\n":
                     text_pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
-                self.at += 2
+                self.position += 2
             elif character == UNRESOLVED:
                 text_pieces.append(self.read_marked_name())
             elif character in "$`":
@@ -264,9 +264,9 @@ class WordReader:
 
     def read_marked_name(self) -> tuple[str, bool]:
         """Reads an unresolved name with marks, in a text that was already parsed once."""
-        name_end = self.text.find(UNRESOLVED, self.at + 1)
+        name_end = self.text.find(UNRESOLVED, self.position + 1)
         name_end = len(self.text) if name_end < 0 else name_end + 1
-        name_start, self.at = self.at, name_end
+        name_start, self.position = self.position, name_end
         return self.text[name_start:name_end], False
 
     def read_plain_text(self, letter_pattern: re.Pattern[str]) -> tuple[str, bool]:
@@ -274,9 +274,9 @@ class WordReader:
 
         letter_pattern: the pattern of such characters.
         """
-        text_match = letter_pattern.match(self.text, self.at)
+        text_match = letter_pattern.match(self.text, self.position)
         assert text_match is not None
-        self.at = text_match.end()
+        self.position = text_match.end()
         return text_match[0], False
 
     def read_expansion(self) -> str:
@@ -286,12 +286,12 @@ class WordReader:
         return expanded_text
 
     def expand_dollar(self) -> str:
-        dollar_index = self.at
+        dollar_index = self.position
         if self.text[dollar_index] == "`":
             end_index = self.text.find("`", dollar_index + 1)
             if end_index < 0:
                 raise self.error("a backquote that does not end")
-            self.at = end_index + 1
+            self.position = end_index + 1
             return mark_unresolved("`…`")
         if self.text.startswith("$((", dollar_index):
             inner_text = self.read_balanced_text(dollar_index + 1)
@@ -305,13 +305,13 @@ class WordReader:
             return self.expand_braces(self.read_balanced_text(dollar_index + 1))
         name_match = NAME.match(self.text, dollar_index + 1)
         if name_match is not None:
-            self.at = name_match.end()
+            self.position = name_match.end()
             variable_value = self.script.variables.get(name_match[0])
             if variable_value is None:
                 return "" if name_match[0] in self.script.skipped_variables else mark_unresolved(f"${name_match[0]}")
             return variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else "")
         next_character = self.text[dollar_index + 1 : dollar_index + 2]
-        self.at = dollar_index + 2
+        self.position = dollar_index + 2
         if next_character and next_character in "@*":
             return ITEM.join(self.script.arguments) or ITEM
         if next_character == "#":
@@ -341,7 +341,7 @@ class WordReader:
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
         if LISTED_DEVICES.match(command_text) is not None:
-            device_count_text = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
+            device_count_text = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.devices_per_machine)
             if isinstance(device_count_text, str | int):
                 return str(device_count_text)
         npu_import_match = IMPORT_OF_NPU.match(command_text)
@@ -375,7 +375,7 @@ class WordReader:
             elif character == closing_bracket:
                 bracket_depth -= 1
                 if bracket_depth == 0:
-                    self.at = character_index + 1
+                    self.position = character_index + 1
                     return self.text[start_index + 1 : character_index]
             character_index += 1
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
@@ -435,30 +435,35 @@ class WordReader:
         """Returns a nested text, such as a default value, after expansion."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
-        word_reader = WordReader(self.script, nested_text, self.depth + 1, self.line)
+        word_reader = WordReader(self.script, nested_text, self.depth + 1, self.line_number)
         expanded_text = ""
-        while word_reader.at < len(nested_text):
-            position_before = word_reader.at
+        while word_reader.position < len(nested_text):
+            position_before = word_reader.position
             expanded_text += "".join(word_piece for word_piece, _ in word_reader.read_pieces())
-            if word_reader.at == position_before:
-                expanded_text += nested_text[word_reader.at]
-                word_reader.at += 1
+            if word_reader.position == position_before:
+                expanded_text += nested_text[word_reader.position]
+                word_reader.position += 1
         return expanded_text
 
     def expand_here_document(self, here_document: str) -> str:
         """Returns the expanded text of a here-document, in which quotes are not special."""
-        word_reader = WordReader(self.script, here_document, self.depth + 1, self.line)
+        word_reader = WordReader(self.script, here_document, self.depth + 1, self.line_number)
         text_parts: list[str] = []
-        while word_reader.at < len(here_document):
-            character = here_document[word_reader.at]
+        while word_reader.position < len(here_document):
+            character = here_document[word_reader.position]
             if character in "$`":
                 text_parts.append(word_reader.read_expansion().replace(ITEM, " "))
-            elif character == "\\" and here_document[word_reader.at + 1 : word_reader.at + 2] in ("$", "`", "\\", "\n"):
-                text_parts.append(here_document[word_reader.at + 1].replace("\n", ""))
-                word_reader.at += 2
+            elif character == "\\" and here_document[word_reader.position + 1 : word_reader.position + 2] in (
+                "$",
+                "`",
+                "\\",
+                "\n",
+            ):
+                text_parts.append(here_document[word_reader.position + 1].replace("\n", ""))
+                word_reader.position += 2
             else:
                 text_parts.append(character)
-                word_reader.at += 1
+                word_reader.position += 1
         document_text = "".join(text_parts)
         if len(document_text) > LONGEST_VALUE:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")

@@ -45,11 +45,11 @@ def with_teacher_model(
     return replace(
         launched_run,
         notes=tuple(reader.notes),
-        frozen=Teacher(
+        frozen_model=Teacher(
             loss.source,
             dtype=loaded_format,
-            ranks=launched_run.layout.dp if is_weight_sharded else 1,
-            parameters=params(teacher_model).total,
+            rank_count=launched_run.layout.dp if is_weight_sharded else 1,
+            parameter_count=params(teacher_model).total,
             loss=loss,
         ),
     )

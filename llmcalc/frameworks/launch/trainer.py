@@ -177,7 +177,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     reader.check_unknown()
     launched_run = read_trainer(config, reader.source)
     frozen_model = reader.frozen_model_on(launched_run.layout)
-    return replace(reader.with_recorded_arguments(launched_run), target=model_id, frozen=frozen_model)
+    return replace(reader.with_recorded_arguments(launched_run), model_name=model_id, frozen_model=frozen_model)
 
 
 def known_argument_names() -> frozenset[str]:
@@ -214,7 +214,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
     """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
-    return has_automatic_dtype or launched_run.keeps_checkpoint_format
+    return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
 
 def trainer_launch(
@@ -239,20 +239,23 @@ def trainer_launch(
     model_name = config.get("model_name_or_path") if model_id is None else model_id
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     for plugin_name, plugin in plugins().items():
-        if plugin.trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
+        if plugin.read_trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
-            framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, device_count, run_settings)
+            framework_name, launch_settings = (
+                plugin_name,
+                plugin.read_trainer(reader, arguments, device_count, run_settings),
+            )
             break
     else:
         reader.refuse_groups(config)
         launch_settings = LaunchSettings(
             Layout(dp=device_count), run_settings | _autocast_of_adapters(reader, config, run_settings)
         )
-    return reader.launch(
+    return reader.create_launch(
         framework_name,
         launch_settings,
-        target="" if model_name is None else str(model_name)[:200],
-        keeps_checkpoint_format=has_published_weights and framework_name == WITHOUT_A_NAME,
+        model_name="" if model_name is None else str(model_name)[:200],
+        keeps_checkpoint_dtype=has_published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
@@ -477,7 +480,7 @@ def add_reference_model(
     if "lora_rank" in run_settings:
         reader.notes.append("the reference model is the frozen weights beside the adapters")
         return
-    reader.frozen = reference_model or FrozenModel(TRL_REFERENCE)
+    reader.frozen_model = reference_model or FrozenModel(TRL_REFERENCE)
     reader.notes.append(
         "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
     )

@@ -112,16 +112,16 @@ class _ValueBuilder:
     """Builds Python values from PyYAML's nodes, once per node for all aliases."""
 
     def __init__(self, yaml_module: Any, name_in_errors: str) -> None:
-        self.yaml, self.where = yaml_module, name_in_errors
+        self.yaml, self.name_in_errors = yaml_module, name_in_errors
         self.constructor = yaml_module.constructor.SafeConstructor()
-        self.built: dict[int, Any] = {}
+        self.built_values: dict[int, Any] = {}
 
     def error(self, yaml_node: Any, description: str) -> InputError:
-        return InputError(f"{self.where}: line {yaml_node.start_mark.line + 1}: {description}")
+        return InputError(f"{self.name_in_errors}: line {yaml_node.start_mark.line + 1}: {description}")
 
     def build_value(self, yaml_node: Any) -> Any:
         """Returns the Python value of a YAML node."""
-        if id(yaml_node) not in self.built:
+        if id(yaml_node) not in self.built_values:
             if isinstance(yaml_node, self.yaml.ScalarNode):
                 built_value = self.build_scalar(yaml_node)
             elif isinstance(yaml_node, self.yaml.SequenceNode):
@@ -130,15 +130,15 @@ class _ValueBuilder:
             else:
                 self.require_tag(yaml_node, "map")
                 built_value = self.build_table(yaml_node)
-            self.built[id(yaml_node)] = built_value
-        return self.built[id(yaml_node)]
+            self.built_values[id(yaml_node)] = built_value
+        return self.built_values[id(yaml_node)]
 
     def require_tag(self, yaml_node: Any, *tag_names: str) -> str:
         """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
         tag_name = str(yaml_node.tag).removeprefix("tag:yaml.org,2002:")
         if tag_name not in tag_names:
             raise InputError(
-                f"{self.where}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line "
+                f"{self.name_in_errors}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line "
                 f"{yaml_node.start_mark.line + 1} is not read; expected texts, numbers, lists and tables"
             )
         return tag_name

@@ -107,7 +107,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         reduction_settings = TitanSettings(
             reduction_format="bfloat16" if "bf16" in precision else "", fsdp_version=1, outer_groups="together"
         )
-        return sharded_launch(reader, world_size, run_settings, reduction_settings, target=model_id)
+        return sharded_launch(reader, world_size, run_settings, reduction_settings, model_name=model_id)
 
 
 def _device_count(reader: LaunchReader, config: Table) -> int:

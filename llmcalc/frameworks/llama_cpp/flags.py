@@ -37,7 +37,7 @@ FLAGS = (
     *SHARED_FLAGS,
     *cache_types(),
     *DRAFTING,
-    Flag(("--kv-unified", "-kvu"), "switch", off_spellings=("-no-kvu",)),
+    Flag(("--kv-unified", "-kvu"), "switch", disabling_spellings=("-no-kvu",)),
     Flag(("--kv-unified-per-slot",), "tokens", maximum=10**9),
     Flag(("--swa-full",), "switch"),
     Flag(("--fit-ctx", "-fitc"), "tokens", maximum=10**9),

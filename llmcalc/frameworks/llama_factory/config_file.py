@@ -176,8 +176,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
             run_settings |= pair_settings(reader, loss_name, run_settings, _reference_model(config))
             if loss_name not in LOSSES_WITHOUT_REFERENCE:
-                has_reference_model = isinstance(reader.frozen, FrozenModel)
-                reader.frozen = (
+                has_reference_model = isinstance(reader.frozen_model, FrozenModel)
+                reader.frozen_model = (
                     replace(_reference_model(config), loss=POLICY_LOGITS) if has_reference_model else POLICY_LOGITS
                 )
         elif training_stage == "kto":

@@ -103,4 +103,4 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)
-    return reader.launch("megatron", launch_settings, target=str(config.get("model_name_or_path") or ""))
+    return reader.create_launch("megatron", launch_settings, model_name=str(config.get("model_name_or_path") or ""))

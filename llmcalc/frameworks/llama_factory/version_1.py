@@ -79,8 +79,8 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
             "weights as published are taken for bf16",
             "transformers' loss runs beside the trainer's own; its logits are counted all the time, an upper bound",
         ]
-        if reader.frozen is None and "pref_loss" not in config:
-            reader.frozen = SecondLoss(
+        if reader.frozen_model is None and "pref_loss" not in config:
+            reader.frozen_model = SecondLoss(
                 "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
             )
         arguments = {"bf16": True, **_framework_arguments(reader, config)}
@@ -90,11 +90,11 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
-        if isinstance(launched_run.own_settings, TitanSettings):
+        if isinstance(launched_run.framework_settings, TitanSettings):
             return replace(
                 launched_run,
-                own_settings=replace(
-                    launched_run.own_settings, reduction_format="float32", reduces_each_microbatch=True
+                framework_settings=replace(
+                    launched_run.framework_settings, reduction_format="float32", reduces_each_microbatch=True
                 ),
             )
         return launched_run

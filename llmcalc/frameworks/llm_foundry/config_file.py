@@ -77,7 +77,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
                 reduction_format=reduction_format, has_flat_parameters=True, fsdp_version=1, outer_groups="together"
             )
         return sharded_launch(
-            reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, target=model_name
+            reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, model_name=model_name
         )
 
 

@@ -20,23 +20,26 @@ ESTIMATE_TOLERANCES = {"cuda_graphs": 0.3}
 class ComparedTerm:
     """A logged memory size with the computed size. computed_value: bytes; None without a computed size."""
 
-    term: LogTerm
+    logged_term: LogTerm
     computed_value: int | None = None
 
     @property
     def difference(self) -> float | None:
         """The relative difference, computed size / size in the log − 1; None without a computed size."""
-        if self.computed_value is None or self.term.value == 0:
+        if self.computed_value is None or self.logged_term.value == 0:
             return None
-        return self.computed_value / self.term.value - 1
+        return self.computed_value / self.logged_term.value - 1
 
     @property
     def is_outside_tolerance(self) -> bool:
         """Whether logged and computed size differ by more than rounding and the variation between starts."""
-        if self.computed_value is None or self.difference is None or self.term.unit != "bytes":
+        if self.computed_value is None or self.difference is None or self.logged_term.unit != "bytes":
             return False
-        tolerance_share = ESTIMATE_TOLERANCES.get(self.term.name, TOLERANCE_SHARE)
-        return abs(self.difference) > tolerance_share and abs(self.computed_value - self.term.value) > TOLERANCE_BYTES
+        tolerance_share = ESTIMATE_TOLERANCES.get(self.logged_term.name, TOLERANCE_SHARE)
+        return (
+            abs(self.difference) > tolerance_share
+            and abs(self.computed_value - self.logged_term.value) > TOLERANCE_BYTES
+        )
 
 
 @dataclass(frozen=True)

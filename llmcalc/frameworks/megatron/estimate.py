@@ -51,7 +51,7 @@ def measure_passes(
         return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
     shorter_pass = stage_run.passes_without_repeat()
     if shorter_pass is None:
-        if not stage_run.layers.has_one_kind:  # a shorter run has parameters of its own
+        if not stage_run.stage_layers.has_one_kind:  # a shorter run has parameters of its own
             stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
         shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
     return [first_pass, shorter_pass]
@@ -72,20 +72,20 @@ class StageRun:
         settings = megatron_settings_of(memory_estimate, layout)
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
-        self.chunk = stage_chunk = next(
+        self.model_chunk = stage_chunk = next(
             model_chunk
             for model_chunk in rank_run.chunks
             if model_chunk.stage is None or model_chunk.stage.chunk_index == pipeline_stage.chunk_index
         )
-        self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
+        self.stage_layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()
         rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
         self._set_up_bytes = self.meter.live_bytes
-        self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
+        self._latest_passes: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
         if any(step.verb == "experts" for step in stage_chunk.program.root.steps()):
             # dispatchers keep tensors of the pass before
-            self.layers.set_repeats(first_layer_repeats)
+            self.stage_layers.set_repeats(first_layer_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
@@ -95,13 +95,13 @@ class StageRun:
             stage_chunk.input_tensor.grad = rank_run.receive_gradient()
 
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if self.chunk.is_first else self.rank_run.receive_hidden()
-        return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
+        chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden()
+        return chunk_input, self.rank_run.forward(self.model_chunk, chunk_input)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
-        memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
-        self.layers.set_repeats(layer_repeats)
+        memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
+        self.stage_layers.set_repeats(layer_repeats)
         start_bytes = memory_meter.live_bytes
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
@@ -112,7 +112,7 @@ class StageRun:
         del chunk_input, forward_output
         remaining_bytes = memory_meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
         pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
-        self._latest = (
+        self._latest_passes = (
             (saved_bytes, remaining_bytes, forward_visits, backward_visits)
             if memory_meter.live_bytes == start_bytes
             else None
@@ -125,16 +125,18 @@ class StageRun:
         The passes count as work as if they had run, so that a search ends at the same layout.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
-        if self._latest is None or self.layers.stack is None:
+        if self._latest_passes is None or self.stage_layers.stack is None:
             return None
-        saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest
-        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.layers.stack)
+        saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
+        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.stage_layers.stack)
         if shorter_passes is None:
             return None
         forward_visits, backward_visits, repeat_bytes = shorter_passes
         work_units = forward_visits.work_units + backward_visits.work_units
-        if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
-            shorter_first_pass = forward_without_repeat(self._first_pass, self.layers.stack)
+        if (
+            self._first_pass.visits and not self.stage_layers.has_one_kind
+        ):  # a shorter run of its own has fewer dispatchers
+            shorter_first_pass = forward_without_repeat(self._first_pass, self.stage_layers.stack)
             if shorter_first_pass is None:
                 return None
             first_pass, dispatcher_bytes = shorter_first_pass

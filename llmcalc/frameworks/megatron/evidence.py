@@ -52,7 +52,7 @@ EVIDENCE = FrameworkEvidence(
     witness=MEASURED,
     parts=PARTS,
     optimizers={"adamw": MEASURED, "muon": BY_HAND, "sgd": UNTESTED},
-    own_kernels=True,
+    has_own_kernels=True,
 )
 
 

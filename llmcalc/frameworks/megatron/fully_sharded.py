@@ -80,7 +80,7 @@ class ShardedWeights:
     gradient_bytes: bytes of an element of a main gradient.
     waiting_buckets: the buckets whose gradients wait for their reduction.
     shard_storages: memory of the shards of weights, main weights and main gradients.
-    updated_sizes: elements of each parameter that this rank updates.
+    updated_element_counts: elements of each parameter that this rank updates.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class ShardedWeights:
             else settings.reduces_in_fp32
         )
         self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
-        self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
-        self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
+        self.prefetches_only_layers = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
+        self.keeps_outer_weights_gathered = _is_version_since(settings, OUTER_WEIGHTS_STAY)
         layer_indices = {bucket.layer_index for bucket in self.buckets} - {None}
         layer_elements = sum(
-            parameter.size
+            parameter.element_count
             for bucket in self.buckets
             if bucket.layer_index is not None
             for parameter in bucket.parameters
@@ -118,7 +118,7 @@ class ShardedWeights:
         self.waiting_buckets: list[ShardedBucket] = []
         self.shard_storages: list[Storage] = []
         self.fp32_gradients: list[Storage] = []
-        self.updated_sizes: list[int] = []
+        self.updated_element_counts: list[int] = []
 
     def _allocate(self, storage_bytes: int, memory_category: str) -> Storage:
         """Allocates bytes under a category of memory, such as weights."""
@@ -138,7 +138,7 @@ class ShardedWeights:
         shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
         self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
-        self.updated_sizes = [
+        self.updated_element_counts = [
             shard_size for bucket in trained_buckets for shard_size in self._shard_sizes_on_rank(bucket) if shard_size
         ]
 
@@ -159,7 +159,7 @@ class ShardedWeights:
         bucket_indices = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
         if layer_index is None:
             bucket_indices = bucket_indices[:1]
-        if layer_index is not None or not self.only_layers_prefetch:
+        if layer_index is not None or not self.prefetches_only_layers:
             next_bucket_indices = (
                 range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
@@ -205,7 +205,7 @@ class ShardedWeights:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def accumulate(self, parameter_path: Path) -> None:
+    def accumulate_gradient(self, parameter_path: Path) -> None:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
         bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
@@ -228,12 +228,12 @@ class ShardedWeights:
         Gradients below fp32 are copied, and the copies stay (`update_main_grads`).
         """
         for bucket in self.buckets:
-            if bucket.layer_index is not None or not self.outer_weights_stay:
+            if bucket.layer_index is not None or not self.keeps_outer_weights_gathered:
                 bucket.weights = None
         if self.gradient_bytes < MAIN_BYTES:
-            for element_count in self.updated_sizes:
+            for element_count in self.updated_element_counts:
                 self.fp32_gradients.append(self._allocate(MAIN_BYTES * element_count, "gradients"))
-                if len(self.fp32_gradients) > len(self.updated_sizes):
+                if len(self.fp32_gradients) > len(self.updated_element_counts):
                     self.fp32_gradients.pop(0)
 
 
@@ -274,7 +274,7 @@ def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: 
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)
-        if sum(group_parameter.size for group_parameter in parameter_group) >= largest_bucket_elements:
+        if sum(group_parameter.element_count for group_parameter in parameter_group) >= largest_bucket_elements:
             yield parameter_group
             parameter_group = []
     if parameter_group:
@@ -293,7 +293,7 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
     """
     row_alignment = _row_size(parameters[0])
     for parameter in parameters:
-        row_size, parameter_size = _row_size(parameter), parameter.size
+        row_size, parameter_size = _row_size(parameter), parameter.element_count
         if (
             row_size != row_alignment
             and (row_alignment % row_size or parameter_size % row_alignment)
@@ -301,35 +301,42 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
         ):
             row_alignment = math.lcm(row_alignment, row_size)
     start_by_path: dict[Path, int] = {}
-    short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]
-    long_parameters = [parameter for parameter in parameters if parameter.size >= row_alignment]
+    short_parameters = [parameter for parameter in parameters if parameter.element_count < row_alignment]
+    long_parameters = [parameter for parameter in parameters if parameter.element_count >= row_alignment]
     bucket_end = 0
     while long_parameters:
         parameter = long_parameters.pop(0)
         start_by_path[parameter.path] = bucket_end
-        unaligned_elements = parameter.size % row_alignment
+        unaligned_elements = parameter.element_count % row_alignment
         if not unaligned_elements:
-            bucket_end += parameter.size
+            bucket_end += parameter.element_count
             continue
-        gap_start, bucket_end = bucket_end + parameter.size, bucket_end + round_up(parameter.size, row_alignment)
+        gap_start, bucket_end = (
+            bucket_end + parameter.element_count,
+            bucket_end + round_up(parameter.element_count, row_alignment),
+        )
         gap_size = row_alignment - unaligned_elements
         for long_parameter in long_parameters:
-            long_remainder = long_parameter.size % row_alignment
+            long_remainder = long_parameter.element_count % row_alignment
             if long_remainder and unaligned_elements + long_remainder <= row_alignment:
                 long_parameters.remove(long_parameter)
                 start_by_path[long_parameter.path] = bucket_end - long_remainder
                 gap_size -= long_remainder
-                bucket_end += long_parameter.size - long_remainder
+                bucket_end += long_parameter.element_count - long_remainder
                 break
         for short_parameter in list(short_parameters):
-            if short_parameter.size <= gap_size:
+            if short_parameter.element_count <= gap_size:
                 start_by_path[short_parameter.path] = gap_start
-                gap_start, gap_size = gap_start + short_parameter.size, gap_size - short_parameter.size
+                gap_start, gap_size = (
+                    gap_start + short_parameter.element_count,
+                    gap_size - short_parameter.element_count,
+                )
                 short_parameters.remove(short_parameter)
     for short_parameter in short_parameters:
         start_by_path[short_parameter.path] = bucket_end
-        bucket_end += short_parameter.size
+        bucket_end += short_parameter.element_count
     parameter_ranges = [
-        (start_by_path[parameter.path], start_by_path[parameter.path] + parameter.size) for parameter in parameters
+        (start_by_path[parameter.path], start_by_path[parameter.path] + parameter.element_count)
+        for parameter in parameters
     ]
     return round_up(bucket_end, shard_count * row_alignment), parameter_ranges

@@ -217,7 +217,9 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if captures_layers(settings):
         reader.notes.append(layer_graphs_note(settings.pp))
     if settings.step_batch_size_schedule is not None:
-        reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
+        reader.notes.append(
+            f"--step-batch-size-schedule: the batch of the first steps, {settings.batch_size} sequences"
+        )
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         reader.refuse(flag, refusal_reason)
     if settings.spec is not None and not any(layer_word in " ".join(settings.spec) for layer_word in KNOWN_LAYERS):
@@ -236,7 +238,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if source_file.unset_variables:
         reader.notes.append(f"{', '.join(sorted(source_file.unset_variables)[:10])}: taken as not set")
     launch_settings = LaunchSettings(layout, command_settings, settings)
-    return reader.launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
+    return reader.create_launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
 
 
 def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchReader) -> MegatronSettings:
@@ -278,11 +280,11 @@ def smallest_world_size(settings: MegatronSettings) -> int:
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    layers_per_stage, stage_count = settings.stage_layers, layout.pp * layout.vpp
-    layer_count = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
-    if layers_per_stage is not None and sum(layers_per_stage) != settings.layers:
+    layers_per_stage, stage_count = settings.layers_per_stage, layout.pp * layout.vpp
+    layer_count = settings.layer_count + (settings.decoder_layer_count if settings.kind == "t5" else 0)
+    if layers_per_stage is not None and sum(layers_per_stage) != settings.layer_count:
         raise InputError(
-            f"--pipeline-model-parallel-layout: {sum(layers_per_stage)} layers in all; expected {settings.layers}"
+            f"--pipeline-model-parallel-layout: {sum(layers_per_stage)} layers in all; expected {settings.layer_count}"
         )
     if layers_per_stage is None and layer_count % stage_count:
         raise InputError(
@@ -498,7 +500,7 @@ def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": settings.micro_batch_size,
-        "seq": settings.decoder_seq_length if settings.kind == "t5" else settings.tokens,
+        "seq": settings.decoder_seq_length if settings.kind == "t5" else settings.sequence_length,
         "num_microbatches": settings.microbatches,
         "dtype": "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32",
         "master_weights": "fp32" if is_half_precision else "none",
@@ -510,7 +512,7 @@ def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
         "allocator": allocator_of(settings.env),
     }
     if settings.kind == "t5":
-        command_settings["source"] = settings.tokens
+        command_settings["source"] = settings.sequence_length
     if settings.optimizer == "sgd":
         command_settings["momentum"] = settings.sgd_momentum != 0
     if settings.use_precision_aware_optimizer and settings.exp_avg_dtype == settings.exp_avg_sq_dtype:

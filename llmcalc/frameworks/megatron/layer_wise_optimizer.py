@@ -49,13 +49,13 @@ def pack_buffer(
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
-        element_limit = sum(parameter.size for parameter in bucket_parameters) / shard_count * OVERFULL
+        element_limit = sum(parameter.element_count for parameter in bucket_parameters) / shard_count * OVERFULL
         shard_ends, tensor_placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
         for parameter in sorted(bucket_parameters, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
                 for shard_index in range(shard_count)
-                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= element_limit
+                if round_up(shard_ends[shard_index], ALIGNED) + parameter.element_count <= element_limit
             ]
             if fitting_shards:
                 shard_index = min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
@@ -63,13 +63,13 @@ def pack_buffer(
                 shard_index = min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
             start_in_shard = round_up(shard_ends[shard_index], ALIGNED)
             tensor_placements.append((parameter, shard_index, start_in_shard))
-            shard_ends[shard_index] = start_in_shard + parameter.size
+            shard_ends[shard_index] = start_in_shard + parameter.element_count
             shard_costs[shard_index] += _orthogonalization_cost(parameter)
         shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), buckets[-1].end if buckets else 0
         for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             tensor_ranges[id(parameter.tensor)] = (
-                ElementRange(start_in_buffer, start_in_buffer + parameter.size),
+                ElementRange(start_in_buffer, start_in_buffer + parameter.element_count),
                 len(buckets),
             )
         buckets.append(ElementRange(bucket_start, bucket_start + shard_count * shard_width))
@@ -78,19 +78,19 @@ def pack_buffer(
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket_limit is not None and pending_parameters:
-            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
+            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.element_count <= round_up(
                 max(shard_loads), shard_multiple
             )
-            is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
+            is_bucket_full = sum(parameter.element_count for parameter in pending_parameters) >= max(
                 bucket_limit, int(shard_count * largest_load * FULL)
             )
             if is_bucket_full and not fits_in_padding:
                 emit_bucket(pending_parameters)
                 pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
         emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
-        shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.size
+        shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.element_count
         pending_parameters.append(parameter)
-        largest_load = max(largest_load, parameter.size)
+        largest_load = max(largest_load, parameter.element_count)
     emit_bucket(pending_parameters)
     return GradientBuffer(
         parameters, is_expert, shard_count, buckets[-1].end, buckets, tensor_ranges, has_unsplit_parameters=True
@@ -121,7 +121,7 @@ def updates_of_rank(
             (parameter_start, _), bucket_index = buffer.ranges_by_parameter[id(parameter.tensor)]
             bucket = buffer.buckets[bucket_index]
             if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shard_count) == rank_shard:
-                unpacked_updates.append(OptimizerUpdate(parameter.size, 1))
+                unpacked_updates.append(OptimizerUpdate(parameter.element_count, 1))
     return unpacked_updates
 
 
@@ -146,7 +146,7 @@ def updates_in_rank_order(
         ]
         ordered_parameters = sorted(
             sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
-            key=lambda parameter: parameter.size,
+            key=lambda parameter: parameter.element_count,
         )
         rank_parameters += [
             parameter
@@ -154,8 +154,9 @@ def updates_in_rank_order(
             if rank_order[i % len(rank_order)] == rank_in_group
         ]
         if rank_count > 1 and parameters:
-            gathered_elements.append(sum(parameter.size for parameter in parameters))
+            gathered_elements.append(sum(parameter.element_count for parameter in parameters))
     rank_parameters.sort(key=lambda parameter: not is_updated_by_muon(parameter))
     return [
-        OptimizerUpdate(parameter.size, 1 if is_updated_by_muon(parameter) else 2) for parameter in rank_parameters
+        OptimizerUpdate(parameter.element_count, 1 if is_updated_by_muon(parameter) else 2)
+        for parameter in rank_parameters
     ], gathered_elements

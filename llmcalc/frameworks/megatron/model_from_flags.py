@@ -234,7 +234,7 @@ def _layer_table(settings: MegatronSettings, mixer_table: Table, mlp_table: Tabl
 
 def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
     """Returns the model-spec table of a layer's attention."""
-    if settings.is_latent:
+    if settings.has_latent_attention:
         return _latent_attention_table(settings)
     return _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
 
@@ -243,12 +243,12 @@ def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
     """Returns, per layer, whether the layer has no rotary positions; with a frequency N, every N-th layer has none."""
     no_rope_frequency = settings.no_rope_freq
     if no_rope_frequency is None or _rope_table(settings) is None:
-        return [False] * settings.layers
+        return [False] * settings.layer_count
     if isinstance(no_rope_frequency, int):
-        return [no_rope_frequency > 0 and (i + 1) % no_rope_frequency == 0 for i in range(settings.layers)]
-    if len(no_rope_frequency) != settings.layers:
+        return [no_rope_frequency > 0 and (i + 1) % no_rope_frequency == 0 for i in range(settings.layer_count)]
+    if len(no_rope_frequency) != settings.layer_count:
         raise InputError(
-            f"--no-rope-freq: a pattern of {len(no_rope_frequency)} layers; expected one of {settings.layers}"
+            f"--no-rope-freq: a pattern of {len(no_rope_frequency)} layers; expected one of {settings.layer_count}"
         )
     return list(map(bool, no_rope_frequency))
 
@@ -372,7 +372,7 @@ def _bert_fields(settings: MegatronSettings) -> Table:
     )
     has_binary_head = not settings.bert_no_binary_head
     stack_table: Table = {
-        "num_hidden_layers": settings.layers,
+        "num_hidden_layers": settings.layer_count,
         "block": layer_table,
         "final_norm": _norm_table(settings),
         **_position_fields(settings),
@@ -398,9 +398,14 @@ def _t5_fields(settings: MegatronSettings) -> Table:
         }
     stack_fields: Table = {"final_norm": _norm_table(settings), **relative_bias_table}
     return {
-        "encoder": {"num_hidden_layers": settings.layers, "block": layer, **stack_fields, **_position_fields(settings)},
+        "encoder": {
+            "num_hidden_layers": settings.layer_count,
+            "block": layer,
+            **stack_fields,
+            **_position_fields(settings),
+        },
         "decoder": {
-            "num_hidden_layers": settings.decoder_layers,
+            "num_hidden_layers": settings.decoder_layer_count,
             "block": {**layer, "cross_attention": _attention_table(settings, None, is_cross_attention=True)},
             **stack_fields,
             **_position_fields(settings),

@@ -77,7 +77,7 @@ def make_buffer(
     """
     shard_count = layout.expert_shards if is_expert else layout.shards
     if not is_distributed:
-        buffer_elements = sum(parameter.size for parameter in parameters)
+        buffer_elements = sum(parameter.element_count for parameter in parameters)
         return GradientBuffer(
             parameters, is_expert, shard_count, buffer_elements, [ElementRange(0, buffer_elements)], {}
         )
@@ -99,10 +99,10 @@ def make_buffer(
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
         parameter_ranges[id(parameter.tensor)] = (
-            ElementRange(next_start, next_start + parameter.size),
+            ElementRange(next_start, next_start + parameter.element_count),
             len(bucket_ranges),
         )
-        next_start += parameter.size
+        next_start += parameter.element_count
         is_bucket_open = True
         if needs_separate_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
             bucket_start = next_start = close_bucket(next_start)
@@ -161,7 +161,9 @@ def optimizer_updates(
     if optimizer == "muon":
         for buffer in buffers:
             yield from (
-                OptimizerUpdate(parameter.size, 1) for parameter in buffer.parameters if is_updated_by_muon(parameter)
+                OptimizerUpdate(parameter.element_count, 1)
+                for parameter in buffer.parameters
+                if is_updated_by_muon(parameter)
             )
     for has_decay in (True, False):
         for buffer in buffers:
@@ -171,7 +173,7 @@ def optimizer_updates(
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not is_distributed:
-                yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
+                yield from (OptimizerUpdate(parameter.element_count, state_count) for parameter in group_parameters)
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)
             for bucket_index, bucket_range in enumerate(buffer.buckets):

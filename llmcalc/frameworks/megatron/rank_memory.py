@@ -105,7 +105,7 @@ def replay_rank(
         model_chunk.lowering.first_layer_index - layers_before
         for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    rank_run.passes = PassPlayer(
+    rank_run.pass_recorder = PassPlayer(
         memory_meter, recorded_rank.pass_traces, layer_offsets, recorded_rank.splits_by_previous
     )
     try:
@@ -132,7 +132,7 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
         else (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
         for stage in chunk_stages
     )
-    if any(rank_run.rank_choices.bf16_layers):
+    if any(rank_run.rank_choices.bf16_layer_counts):
         first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     else:
         first_layer_indices = []
@@ -182,8 +182,8 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
     """
     memory_meter.end_event_list()
     ((step_events, _),) = memory_meter.step_lists
-    optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
-    return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
+    optimizer = rank_run.updated_element_counts, rank_run.states_per_parameter, rank_run.step_gather_element_counts
+    return rank_run.coordinates.pp, rank_run.retains_batches, tuple(step_events), *map(tuple, optimizer)
 
 
 def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResult:
@@ -248,10 +248,12 @@ def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple
     """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
-    host_bytes = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
+    host_bytes = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_element_counts)
     citation = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
     return (
         MemoryTerm("main weights (pinned)", host_bytes, "source", citation),
         MemoryTerm("gradients (pinned)", host_bytes, "source", citation),
-        MemoryTerm("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
+        MemoryTerm(
+            "optimizer states", 8 * sum(rank_run.updated_element_counts), "source", "torch/optim on tensors of the host"
+        ),
     )

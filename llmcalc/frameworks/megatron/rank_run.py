@@ -118,23 +118,23 @@ class ForwardOutput:
     """The output tensor of a chunk's forward pass.
 
     model_chunk: the layers that ran.
-    data: the tensor that is sent to the next stage; None after it has been sent.
-    end: the end of the autograd graph.
-    input: the input of the chunk, to which the graph refers.
+    output_tensor: the tensor that is sent to the next stage; None after it has been sent.
+    graph_end: the end of the autograd graph.
+    chunk_input: the input of the chunk, to which the graph refers.
     """
 
-    __slots__ = ("chunk", "data", "end", "input")
+    __slots__ = ("chunk_input", "graph_end", "model_chunk", "output_tensor")
 
     def __init__(self, model_chunk: ModelChunk, output_tensor: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk: ModelChunk = model_chunk
-        self.data: Tensor | None = output_tensor
-        self.end: Tensor = Tensor(output_tensor.shape, output_tensor.dtype, Storage(NoMeter(), 0))
-        self.end.node, self.end.output_index = output_tensor.node, output_tensor.output_index
-        self.input: Tensor | None = chunk_input
+        self.model_chunk: ModelChunk = model_chunk
+        self.output_tensor: Tensor | None = output_tensor
+        self.graph_end: Tensor = Tensor(output_tensor.shape, output_tensor.dtype, Storage(NoMeter(), 0))
+        self.graph_end.node, self.graph_end.output_index = output_tensor.node, output_tensor.output_index
+        self.chunk_input: Tensor | None = chunk_input
 
     def free(self) -> None:
         """Frees the sent tensor's data, but not its graph (`deallocate_output_tensor`)."""
-        self.data = None
+        self.output_tensor = None
 
 
 class RankRun:
@@ -155,7 +155,7 @@ class RankRun:
             self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage
         )
         self.coordinates: Coordinates = self.layout.coordinates(rank)
-        self.sharding = optimizer_sharding(settings)
+        self.optimizer_sharding = optimizer_sharding(settings)
         self.spec: ModelSpec = (
             spec
             if settings.padded_vocabulary_size is None
@@ -167,7 +167,7 @@ class RankRun:
         self.persistent: PersistentTensors = PersistentTensors(
             memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )
-        tokens_per_rank = settings.tokens // settings.cp
+        tokens_per_rank = settings.sequence_length // settings.cp
         decoder_tokens = settings.decoder_seq_length
         rank_tokens = tokens_per_rank if decoder_tokens is None else decoder_tokens // settings.cp
         self.run_config: RunConfig = RunConfig(
@@ -181,16 +181,16 @@ class RankRun:
         self.optimizer_states: list[Storage] = []
         self.gradient_copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
-        self.updated_sizes: list[int] = []
+        self.updated_element_counts: list[int] = []
         self.states_per_parameter: list[int] = []
-        self.step_gather_sizes: list[int] = []
+        self.step_gather_element_counts: list[int] = []
         self.reported_losses: list[Storage] = []
         self.rope_tables: list[Storage] = []
-        self.passes: PassRecorder | PassPlayer | None = None
-        self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
+        self.pass_recorder: PassRecorder | PassPlayer | None = None
+        self.retains_batches: bool = retains_batches(settings) and self.coordinates.tp == 0
         self.sharded_weights: ShardedWeights | None = None
         self.parameter_paths: dict[int, Path] = {}
-        self.has_stepped: bool = False
+        self.has_run_optimizer: bool = False
         self.has_rope_tables: bool = False
 
     def _stages_of_chunks(self) -> Sequence[Stage | None]:
@@ -214,7 +214,7 @@ class RankRun:
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
+    def allocate_storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
         """Allocates bytes under a category of memory, such as gradients."""
         with count_storages_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
@@ -227,19 +227,23 @@ class RankRun:
     def set_up(self) -> None:
         """Creates all tensors that exist before the first step."""
         settings, layout = self.settings, self.layout
-        is_distributed = self.sharding in ("elements", "layout")
+        is_distributed = self.optimizer_sharding in ("elements", "layout")
         self.set_up_rope_tables()
         weights_by_chunk: list[list[Storage]] = []
         for model_chunk in self.chunks:
             model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)
             weights_by_chunk.append([])
             for parameter in model_chunk.parameters:
-                weights_by_chunk[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
+                weights_by_chunk[-1].append(
+                    self.allocate_storage((1 if parameter.is_fp8 else 2) * parameter.element_count, "weights")
+                )
                 if parameter.is_fp8:
                     _, *extra_copy_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
-                    self.persistent_storages += [self.storage(copy_bytes, "weights") for copy_bytes in extra_copy_sizes]
+                    self.persistent_storages += [
+                        self.allocate_storage(copy_bytes, "weights") for copy_bytes in extra_copy_sizes
+                    ]
         self.rope_tables = [
-            self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
+            self.allocate_storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
         if settings.use_megatron_fsdp:
             self._shard_weights(weights_by_chunk.pop())
@@ -252,19 +256,19 @@ class RankRun:
                 layout,
                 self.coordinates,
                 chunk_index,
-                sum(parameter.size for parameter in model_chunk.parameters if parameter.is_trained),
+                sum(parameter.element_count for parameter in model_chunk.parameters if parameter.is_trained),
             )
             for gradient_buffer in self._gradient_buffers(model_chunk, bucket_elements, is_tied):
                 self.buffers.append(gradient_buffer)
                 with allocate_on_stream(self.meter, SIDE):
                     if is_distributed:
                         self.persistent_storages.append(
-                            self.storage(
+                            self.allocate_storage(
                                 (1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.element_count, "weights"
                             )
                         )
                     self.persistent_storages.append(
-                        self.storage(gradient_bytes * gradient_buffer.element_count, "gradients")
+                        self.allocate_storage(gradient_bytes * gradient_buffer.element_count, "gradients")
                     )
             if is_distributed:  # trained weights move to the buffer
                 frozen_parameters = [
@@ -294,13 +298,15 @@ class RankRun:
         weights_by_path = dict(zip(parameter_paths, weight_storages, strict=True))
         weight_storages.clear()
         self.sharded_weights.set_up(weights_by_path)
-        self.updated_sizes = self.sharded_weights.updated_sizes
-        self.states_per_parameter = [2] * len(self.updated_sizes)
-        zero_storages = [self.storage(4 * element_count, "temporary") for element_count in self.updated_sizes]
+        self.updated_element_counts = self.sharded_weights.updated_element_counts
+        self.states_per_parameter = [2] * len(self.updated_element_counts)
+        zero_storages = [
+            self.allocate_storage(4 * element_count, "temporary") for element_count in self.updated_element_counts
+        ]
         self._make_optimizer_states()
         del zero_storages
         self.graph.leaf_gradient_hook = self._accumulate_in_bucket
-        self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(FLAGS)]
 
     def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:
         """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
@@ -308,20 +314,20 @@ class RankRun:
         parameters = self.chunks[0].lowering.ordered_parameters
         if len(self.parameter_paths) < len(parameters):
             self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
-        self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
+        self.sharded_weights.accumulate_gradient(self.parameter_paths[id(weight_leaf)])
 
     def _gradient_buffers(
         self, model_chunk: ModelChunk, bucket_elements: int | None, is_tied: bool
     ) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
-        is_distributed = self.sharding in ("elements", "layout")
+        is_distributed = self.optimizer_sharding in ("elements", "layout")
         for is_expert in (False, True):
             parameters = [
                 parameter
                 for parameter in model_chunk.parameters
                 if parameter.is_expert is is_expert and parameter.is_trained
             ]
-            is_layout_sharded = self.sharding == "layout"
+            is_layout_sharded = self.optimizer_sharding == "layout"
             muon_matrices = [
                 parameter for parameter in parameters if is_layout_sharded and is_updated_by_muon(parameter)
             ]
@@ -343,15 +349,18 @@ class RankRun:
         `_set_cos_sin_cache`).
         """
         settings = self.settings
-        if settings.is_latent:
+        if settings.has_latent_attention:
             is_yarn = (settings.rope_type or "yarn") == "yarn"
             for _ in range(self._latent_attention_layer_count() if is_yarn else 0):
                 rope_dim = settings.qk_pos_emb_head_dim
-                self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)]
+                self.rope_tables += [
+                    self.allocate_storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)
+                ]
         elif settings.position_type == "rope":
             self.persistent_storages.append(
-                self.storage(
-                    4 * (settings.tokens // settings.cp) * int(settings.head_dim * settings.rotary_percent), "overhead"
+                self.allocate_storage(
+                    4 * (settings.sequence_length // settings.cp) * int(settings.head_dim * settings.rotary_percent),
+                    "overhead",
                 )
             )
 
@@ -368,16 +377,16 @@ class RankRun:
         The fused kernel also replaces the cosines and sines.
         """
         settings = self.settings
-        if not settings.is_latent or self.has_rope_tables:
+        if not settings.has_latent_attention or self.has_rope_tables:
             return
         self.has_rope_tables = True
-        table_bytes = (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim
+        table_bytes = (settings.sequence_length // settings.cp) * settings.qk_pos_emb_head_dim
         is_yarn = (settings.rope_type or "yarn") == "yarn"
         for i in range(self._latent_attention_layer_count()):
-            self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
+            self.persistent_storages.append(self.allocate_storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
-                    self.rope_tables[2 * i + k] = self.storage(2 * table_bytes, "overhead")
+                    self.rope_tables[2 * i + k] = self.allocate_storage(2 * table_bytes, "overhead")
 
     def _make_main_parameters(self) -> None:
         """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.
@@ -386,30 +395,36 @@ class RankRun:
         `_build_model_and_main_param_groups`), and one on the host copies each parameter there.
         """
         settings = self.settings
-        if self.sharding == "turns":
-            rank_updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
-        elif self.sharding == "layout":
+        if self.optimizer_sharding == "turns":
+            rank_updates, self.step_gather_element_counts = updates_in_rank_order(
+                self.buffers, self.layout, self.coordinates
+            )
+        elif self.optimizer_sharding == "layout":
             rank_updates = updates_of_rank(self.buffers, self.layout, self.coordinates)
         else:
             rank_updates = list(
                 optimizer_updates(
-                    self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer
+                    self.buffers,
+                    self.optimizer_sharding == "elements",
+                    self.layout,
+                    self.coordinates,
+                    settings.optimizer,
                 )
             )
         if settings.optimizer_cpu_offload:  # cpu_offloading/hybrid_optimizer.py, `_get_sub_optimizer_param_groups`
             for model_chunk in self.chunks:
-                for parameter in model_chunk.parameters if self.sharding != "none" else ():
-                    self.storage(2 * parameter.size if parameter.is_trained else 0, "temporary")
+                for parameter in model_chunk.parameters if self.optimizer_sharding != "none" else ():
+                    self.allocate_storage(2 * parameter.element_count if parameter.is_trained else 0, "temporary")
         for element_count, state_count in rank_updates:
             if settings.optimizer_cpu_offload:
-                self.storage(2 * element_count, "temporary")
+                self.allocate_storage(2 * element_count, "temporary")
             elif not settings.adam_keeps_main_weights:
-                main_parameter_copy = self.storage(2 * element_count, "temporary")
-                self.persistent_storages.append(self.storage(4 * element_count, "optimizer"))
+                main_parameter_copy = self.allocate_storage(2 * element_count, "temporary")
+                self.persistent_storages.append(self.allocate_storage(4 * element_count, "optimizer"))
                 del main_parameter_copy
-            self.updated_sizes.append(element_count)
+            self.updated_element_counts.append(element_count)
             self.states_per_parameter.append(state_count)
-        self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
         """Runs the optimizer's step, which allocates the states in the first step."""
@@ -418,21 +433,23 @@ class RankRun:
         copies_gradients = not settings.reduces_in_fp32 and not settings.adam_keeps_main_weights
         if self.sharded_weights is None and copies_gradients:
             self.gradient_copies = [
-                self.storage(4 * element_count, "gradients") for element_count in self.updated_sizes
+                self.allocate_storage(4 * element_count, "gradients") for element_count in self.updated_element_counts
             ]
-        if not self.has_stepped and not settings.optimizer_cpu_offload:
+        if not self.has_run_optimizer and not settings.optimizer_cpu_offload:
             self._make_optimizer_states()
-        for element_count in [] if settings.overlap_param_gather else self.step_gather_sizes:
-            self.storage(2 * element_count, "communication")
+        for element_count in [] if settings.overlap_param_gather else self.step_gather_element_counts:
+            self.allocate_storage(2 * element_count, "communication")
 
     def _make_optimizer_states(self) -> None:
         """Creates the optimizer's states in the first optimizer step."""
-        for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
+        for element_count, state_count in zip(self.updated_element_counts, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
                 self._make_precision_aware_states(element_count)
             else:
-                self.optimizer_states += [self.storage(4 * element_count, "optimizer") for _ in range(state_count)]
-        self.has_stepped = True
+                self.optimizer_states += [
+                    self.allocate_storage(4 * element_count, "optimizer") for _ in range(state_count)
+                ]
+        self.has_run_optimizer = True
 
     def _make_precision_aware_states(self, element_count: int) -> None:
         """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
@@ -442,22 +459,22 @@ class RankRun:
         """
         settings = self.settings
         for state_format in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
-            self.optimizer_states.append(self.storage(STATES[state_format] * element_count, "optimizer"))
+            self.optimizer_states.append(self.allocate_storage(STATES[state_format] * element_count, "optimizer"))
             if state_format != "fp32":
-                self.optimizer_states.append(self.storage(4, "optimizer"))
+                self.optimizer_states.append(self.allocate_storage(4, "optimizer"))
         if not settings.adam_keeps_main_weights:
             return
         stores_remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main_parameter = self.storage(
+        main_parameter = self.allocate_storage(
             (2 if stores_remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
         )
         if not stores_remainders:
-            main_parameter_copy = self.storage(2 * element_count, "temporary")
-            fp32_copy = self.storage(4 * element_count, "temporary")
+            main_parameter_copy = self.allocate_storage(2 * element_count, "temporary")
+            fp32_copy = self.allocate_storage(4 * element_count, "temporary")
             del main_parameter_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
-            self.optimizer_states.append(self.storage(4, "optimizer"))
+            self.optimizer_states.append(self.allocate_storage(4, "optimizer"))
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
@@ -472,7 +489,7 @@ class RankRun:
             batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
         if batch_tensors and not settings.no_create_attention_mask_in_dataloader:
             batch_tensors.append(
-                new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL)
+                new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.sequence_length), BOOL)
             )
         return batch_tensors
 
@@ -482,7 +499,7 @@ class RankRun:
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
-        pass_recorder = self.passes
+        pass_recorder = self.pass_recorder
 
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
@@ -492,18 +509,18 @@ class RankRun:
             if pass_recorder is None
             else pass_recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
         )
-        if self.retains:
+        if self.retains_batches:
             self.batches.append(batch)
         del batch
         return ForwardOutput(model_chunk, output_tensor, chunk_input)
 
     def _forward_pass(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
-        self.persistent.entry_of_chunk = chunk_input
+        self.persistent.chunk_input = chunk_input
         if self.sharded_weights is not None:
             self.sharded_weights.gather(None)
         hidden_states = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
-        self.persistent.entry_of_chunk = None
+        self.persistent.chunk_input = None
         if model_chunk.is_last:
             self.meter.place = AllocationPlace("forward", path="loss")
             token_losses = model_chunk.lowering.loss_of(hidden_states)
@@ -530,7 +547,7 @@ class RankRun:
     ) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
         self.meter.place = AllocationPlace("backward")
-        pass_recorder = self.passes
+        pass_recorder = self.pass_recorder
 
         def run_backward() -> None:
             self._backward_pass(forward_output, gradient)
@@ -539,15 +556,15 @@ class RankRun:
             run_backward()
         else:
             pass_recorder.backward(
-                forward_output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward
+                forward_output.model_chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward
             )
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:
         """Runs the backward pass from the end of a chunk's graph."""
         if output_gradient is None:
-            output_gradient = self.graph.new_tensor(forward_output.end.shape, forward_output.end.dtype)
-        backward(self.graph, forward_output.end, output_gradient)
+            output_gradient = self.graph.new_tensor(forward_output.graph_end.shape, forward_output.graph_end.dtype)
+        backward(self.graph, forward_output.graph_end, output_gradient)
         if self.sharded_weights is not None:
             self.sharded_weights.end_backward()
 
@@ -583,12 +600,12 @@ class RankRun:
             self.sharded_weights.end_step()
         self.optimizer_step()
         if self.chunks[-1].is_last and not self.reported_losses:
-            self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]
+            self.reported_losses = [self.allocate_storage(4, "temporary") for _ in range(REPORTED)]
 
     @property
     def microbatches(self) -> int:
         """The number of micro-batches to replay, the last of which represents all later micro-batches."""
-        if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
+        if self.retains_batches or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 

@@ -44,31 +44,33 @@ class RecordedChunk:
     program: the program of its layers.
     layers_before: the layers before it.
     parameters: its parameters, in the order in which Megatron creates them.
-    passes: its passes, with 0 for the number of the chunk.
-    storages: name of a tensor that stays allocated → the storages that it has had.
-    storage_sizes: name of such a tensor → bytes of its first and of its last storage.
+    recorded_passes: its passes, with 0 for the number of the chunk.
+    storage_ids_by_name: name of a tensor that stays allocated → the storages that it has had.
+    storage_bytes_by_name: name of such a tensor → bytes of its first and of its last storage.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
     program: RankFlow
     layers_before: int
     parameters: list[Parameter]
-    passes: RecordedPasses
-    storages: Mapping[str | Shape, tuple[int, ...]]
-    storage_sizes: Mapping[str | Shape, tuple[int, int]]
+    recorded_passes: RecordedPasses
+    storage_ids_by_name: Mapping[str | Shape, tuple[int, ...]]
+    storage_bytes_by_name: Mapping[str | Shape, tuple[int, int]]
     recording_units: int
     _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict, init=False)
 
     @property
-    def names(self) -> Names:
+    def remaining_tensor_names(self) -> Names:
         """The names of tensors still allocated after the forward and backward passes."""
-        return frozenset(self.storages)
+        return frozenset(self.storage_ids_by_name)
 
     @cached_property
-    def allocated_in_forward(self) -> Names:
+    def names_allocated_in_forward(self) -> Names:
         """The names of such tensors that a forward pass allocates."""
-        forward_storages = _storages_allocated_in_forward(self.passes)
-        return frozenset(name for name, storage_ids in self.storages.items() if storage_ids[0] in forward_storages)
+        forward_storages = _storages_allocated_in_forward(self.recorded_passes)
+        return frozenset(
+            name for name, storage_ids in self.storage_ids_by_name.items() if storage_ids[0] in forward_storages
+        )
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
@@ -78,8 +80,8 @@ class RecordedChunk:
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
         """
-        names_allocated_before = (names_before_forward & self.allocated_in_forward) | (
-            (names_before_backward & self.names) - self.allocated_in_forward
+        names_allocated_before = (names_before_forward & self.names_allocated_in_forward) | (
+            (names_before_backward & self.remaining_tensor_names) - self.names_allocated_in_forward
         )
         if names_allocated_before not in self._traces:
             self._traces[names_allocated_before] = self._read_traces(names_allocated_before)
@@ -93,8 +95,8 @@ class RecordedChunk:
 
     def _read_traces(self, names_allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces(
-                {storage_id for name in names_allocated_before for storage_id in self.storages[name]}
+            return self.recorded_passes.traces(
+                {storage_id for name in names_allocated_before for storage_id in self.storage_ids_by_name[name]}
             )
         except NotRepeatingError:
             return None
@@ -142,12 +144,12 @@ def record_chunks(
     empty_names: Names = frozenset()
     forward_names = list(
         accumulate(
-            (recorded_chunk.allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
+            (recorded_chunk.names_allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
         )
     )
     backward_names = list(
         accumulate(
-            (recorded_chunk.names for recorded_chunk in reversed(recorded_chunks)),
+            (recorded_chunk.remaining_tensor_names for recorded_chunk in reversed(recorded_chunks)),
             or_,
             initial=forward_names[chunk_count],
         )
@@ -183,8 +185,8 @@ def _recorded_chunk(
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     model_chunk = rank_run.chunks[chunk_number]
-    layers_before = model_chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
-    workspace_bytes = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
+    layers_before = model_chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layer_counts) else 0
+    workspace_bytes = rank_run.persistent.cublas_workspace_bytes, rank_run.persistent.engine_workspace_bytes
     chunk_settings = rank_run.rank_choices, rank_run.run_config, model_chunk.lowering.included_parts
     chunk_key = (
         id(model_chunk.program),
@@ -233,9 +235,9 @@ def _recorded_chunk(
 def repeating_stacks(rank_run: RankRun, model_chunk: ModelChunk) -> list[LayerStack]:
     """Returns a chunk's only layer stack if a few recorded repeats can represent the stack; otherwise no stack."""
     kernel_choices = rank_run.rank_choices
-    if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
+    if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layer_counts):  # the number of a layer matters
         return []
-    recompute_interval = kernel_choices.recompute_layers if kernel_choices.recompute == "uniform" else 1
+    recompute_interval = kernel_choices.recompute_layer_count if kernel_choices.recompute == "uniform" else 1
     return long_stacks(model_chunk.program.root, recompute_interval, model_chunk.lowering.first_layer_index)
 
 
@@ -295,7 +297,7 @@ def _record_chunk(
     )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, distinguishes_previous_pass)
-    shared_blocks = rank_run.persistent.shared
+    shared_blocks = rank_run.persistent.shared_blocks
     return RecordedChunk(
         model_chunk.program,
         model_chunk.lowering.first_layer_index,
@@ -313,16 +315,16 @@ def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, la
     program: that of all layers.
     Raises `NotRepeatingError` if the repeats differ.
     """
-    recorded_passes = shortened_chunk.passes
+    recorded_passes = shortened_chunk.recorded_passes
     shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, [layer_stack])
     return replace(
         shortened_chunk,
         program=program,
         parameters=_parameters_of_all_repeats(shortened_chunk.parameters, layer_stack),
-        passes=RecordedPasses(*shortened_passes.extended_passes()),
-        storages={
+        recorded_passes=RecordedPasses(*shortened_passes.extended_passes()),
+        storage_ids_by_name={
             tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_ids))
-            for tensor_name, storage_ids in shortened_chunk.storages.items()
+            for tensor_name, storage_ids in shortened_chunk.storage_ids_by_name.items()
         },
     )
 
@@ -406,10 +408,14 @@ def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collectio
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
     chunks_with_gather_buffer = [
-        recorded_chunk for recorded_chunk in recorded_chunks if GATHER_BUFFER in recorded_chunk.allocated_in_forward
+        recorded_chunk
+        for recorded_chunk in recorded_chunks
+        if GATHER_BUFFER in recorded_chunk.names_allocated_in_forward
     ]
     chunks_with_gather_buffer += [
-        recorded_chunk for recorded_chunk in reversed(recorded_chunks) if GATHER_BUFFER in recorded_chunk.names
+        recorded_chunk
+        for recorded_chunk in reversed(recorded_chunks)
+        if GATHER_BUFFER in recorded_chunk.remaining_tensor_names
     ]
-    buffer_sizes = [recorded_chunk.storage_sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
+    buffer_sizes = [recorded_chunk.storage_bytes_by_name[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

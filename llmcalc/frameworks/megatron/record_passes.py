@@ -33,7 +33,7 @@ def record_passes(
     distinguishes_previous_pass: whether passes differ by the chunk's previous kind of pass, because backward passes
         run layers.
     """
-    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), distinguishes_previous_pass)
+    rank_run.pass_recorder = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), distinguishes_previous_pass)
     first_microbatches, second_microbatches = recorded_step_microbatches(
         rank_run.microbatches, distinguishes_previous_pass
     )
@@ -61,7 +61,7 @@ def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -
             if model_chunk is last_chunk:
                 microbatches_in_flight.backward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
-        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
+        while microbatches_in_flight.forward_outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -75,7 +75,7 @@ def _run_alternating_passes(rank_run: RankRun) -> None:
         for _ in range(2):
             microbatches_in_flight.backward(model_chunk)
             microbatches_in_flight.forward(model_chunk)
-        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
+        while microbatches_in_flight.forward_outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -83,21 +83,21 @@ class MicroBatchesInFlight:
     """The micro-batches of each chunk that wait for a backward pass. rank_run: the rank's training run."""
 
     def __init__(self, rank_run: RankRun) -> None:
-        self.run = rank_run
-        self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
-        self.outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
+        self.rank_run = rank_run
+        self.chunk_inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
+        self.forward_outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
 
     def forward(self, model_chunk: ModelChunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
-        chunk_input = None if model_chunk.is_first else self.run.receive_hidden()
-        forward_output = self.run.forward(model_chunk, chunk_input)
-        self.inputs[model_chunk.chunk_index].append(chunk_input)
-        self.outputs[model_chunk.chunk_index].append(forward_output)
+        chunk_input = None if model_chunk.is_first else self.rank_run.receive_hidden()
+        forward_output = self.rank_run.forward(model_chunk, chunk_input)
+        self.chunk_inputs[model_chunk.chunk_index].append(chunk_input)
+        self.forward_outputs[model_chunk.chunk_index].append(forward_output)
         forward_output.free()
 
     def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
-        gradient = None if model_chunk.is_last else self.run.receive_gradient()
-        chunk_input = self.inputs[model_chunk.chunk_index].pop(0)
-        forward_output = self.outputs[model_chunk.chunk_index].pop(0)
-        self.run.backward(chunk_input, forward_output, gradient)
+        gradient = None if model_chunk.is_last else self.rank_run.receive_gradient()
+        chunk_input = self.chunk_inputs[model_chunk.chunk_index].pop(0)
+        forward_output = self.forward_outputs[model_chunk.chunk_index].pop(0)
+        self.rank_run.backward(chunk_input, forward_output, gradient)

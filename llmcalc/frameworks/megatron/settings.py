@@ -56,16 +56,16 @@ class MegatronSettings(MegatronArguments):
         return self.sequence_parallel and self.tp > 1
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """The number of decoder layers, or of encoder layers in an encoder-decoder; 0 if no argument sets it."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.pattern_segments))
         return self.num_layers or self.encoder_num_layers or 0
 
     @property
-    def decoder_layers(self) -> int:
+    def decoder_layer_count(self) -> int:
         """Number of decoder layers of an encoder-decoder."""
-        return self.decoder_num_layers or self.layers
+        return self.decoder_num_layers or self.layer_count
 
     @property
     def pattern_segments(self) -> list[str]:
@@ -80,12 +80,12 @@ class MegatronSettings(MegatronArguments):
         return self.mtp_num_layers or 0
 
     @property
-    def is_latent(self) -> bool:
+    def has_latent_attention(self) -> bool:
         """Whether attention is multi-head latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
-    def tokens(self) -> int:
+    def sequence_length(self) -> int:
         """The tokens per sequence; in an encoder-decoder, of the encoder's sequence."""
         return self.seq_length or self.encoder_seq_length or 0
 
@@ -135,10 +135,10 @@ class MegatronSettings(MegatronArguments):
     def has_experts_by_layer(self) -> tuple[bool, ...]:
         """One flag per layer: whether the layer has experts; with a frequency N, the first of every N layers has."""
         if self.num_experts is None:
-            return (False,) * self.layers
+            return (False,) * self.layer_count
         layer_frequency = self.moe_layer_freq
         if isinstance(layer_frequency, int):
-            return tuple(i % max(1, layer_frequency) == 0 for i in range(self.layers))
+            return tuple(i % max(1, layer_frequency) == 0 for i in range(self.layer_count))
         return tuple(map(bool, layer_frequency))
 
     @property
@@ -148,22 +148,22 @@ class MegatronSettings(MegatronArguments):
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
         if self.experimental_attention_variant not in GATED_DELTA_NET:
-            return (False,) * self.layers
+            return (False,) * self.layer_count
         layer_frequency = self.linear_attention_freq
         if layer_frequency is None:
             raise InputError("--linear-attention-freq: missing; gated DeltaNet needs it")
         if isinstance(layer_frequency, int):
-            return tuple((i + 1) % max(1, layer_frequency) != 0 for i in range(self.layers))
+            return tuple((i + 1) % max(1, layer_frequency) != 0 for i in range(self.layer_count))
         return tuple(map(bool, layer_frequency))
 
     @property
     def microbatches(self) -> int:
         """The number of micro-batches per step in each pipeline."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
-        return max(1, (self.batch or sequences_at_once) // sequences_at_once)
+        return max(1, (self.batch_size or sequences_at_once) // sequences_at_once)
 
     @property
-    def batch(self) -> int | None:
+    def batch_size(self) -> int | None:
         """The number of sequences of the first step, which a ramp-up or a batch schedule may set.
 
         Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
@@ -276,7 +276,7 @@ class MegatronSettings(MegatronArguments):
     # The layout
 
     @cached_property
-    def stage_layers(self) -> tuple[int, ...] | None:
+    def layers_per_stage(self) -> tuple[int, ...] | None:
         """The number of layers per stage, in pipeline order; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
@@ -291,7 +291,7 @@ class MegatronSettings(MegatronArguments):
             return tuple(map(len, self.pattern_segments))
         if (self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers) != (None, None):
             return stage_sizes_between_ends(
-                self.layers,
+                self.layer_count,
                 self.pp,
                 self.chunk_count,
                 self.decoder_first_pipeline_num_layers,
@@ -305,7 +305,7 @@ class MegatronSettings(MegatronArguments):
     def _stage_layers_with_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage where embedding or loss take the place of a layer. Raises `InputError`."""
         return stage_sizes_with_counted_ends(
-            self.layers,
+            self.layer_count,
             self.pp * self.chunk_count,
             self.account_for_embedding_in_pipeline_split,
             self.account_for_loss_in_pipeline_split,
@@ -326,7 +326,7 @@ class MegatronSettings(MegatronArguments):
         layers_per_stage = self.num_layers_per_virtual_pipeline_stage
         if layers_per_stage is None:
             return 1
-        layer_count = self.layers
+        layer_count = self.layer_count
         layer_count += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
         if layers_per_stage < 1 or layer_count % (self.pp * layers_per_stage):
             raise InputError(
@@ -370,7 +370,7 @@ class MegatronSettings(MegatronArguments):
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,
             schedule="interleaved" if self.chunk_count > 1 else "1f1b",
-            pp_layout=self.stage_layers,
+            pp_layout=self.layers_per_stage,
         )
 
     def _check_world(self) -> None:
@@ -421,8 +421,8 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the hidden size."""
         for argument_name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
             self._require_positive(argument_name, getattr(self, argument_name))
-        self._require_positive("num_layers", self.layers or None)
-        self._require_positive("seq_length", self.tokens or None)
+        self._require_positive("num_layers", self.layer_count or None)
+        self._require_positive("seq_length", self.sequence_length or None)
         for argument_name in SIZES:
             if getattr(self, argument_name) is not None:
                 self._require_positive(argument_name, getattr(self, argument_name))
@@ -438,7 +438,7 @@ class MegatronSettings(MegatronArguments):
     def _check_batch(self) -> None:
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
-        if self.batch is not None and self.batch % sequences_at_once:
+        if self.batch_size is not None and self.batch_size % sequences_at_once:
             argument_name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
             self._reject_value(
                 argument_name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}"
@@ -462,23 +462,25 @@ class MegatronSettings(MegatronArguments):
                     "moe_router_group_topk",
                     f"{smallest_group_count} to {group_count} of --moe-router-num-groups {group_count}",
                 )
-            if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
+            if len(self.has_experts_by_layer) != self.layer_count and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.has_experts_by_layer)} layers; "
-                    f"expected one of {self.layers}"
+                    f"expected one of {self.layer_count}"
                 )
-        if len(self.has_delta_rule_by_layer) != self.layers:
+        if len(self.has_delta_rule_by_layer) != self.layer_count:
             raise InputError(
                 f"--linear-attention-freq: a pattern of {len(self.has_delta_rule_by_layer)} layers; "
-                f"expected one of {self.layers}"
+                f"expected one of {self.layer_count}"
             )
 
     def _check_tokens(self) -> None:
         """Raises `InputError` for a sequence longer than the position table, or with a length not divisible by tp."""
-        longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
+        longest_sequence = max(self.sequence_length, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
-        for token_count in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
+        for token_count in (
+            (self.sequence_length, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ()
+        ):
             if token_count // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise ImpossibleLayout(
                     f"--sequence-parallel: --tp {self.tp} does not divide {token_count // self.cp} tokens; "
@@ -489,12 +491,15 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
         sequence_part_count = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for argument_name, token_count in (
-            ("seq_length", self.tokens),
+            ("seq_length", self.sequence_length),
             ("decoder_seq_length", self.decoder_seq_length or 0),
         ):
             if self.cp > 1 and token_count % sequence_part_count:
                 self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_part_count}")
-        heads = self.num_attention_heads or 1, self.num_attention_heads if self.is_latent else self.query_groups
+        heads = (
+            self.num_attention_heads or 1,
+            self.num_attention_heads if self.has_latent_attention else self.query_groups,
+        )
         if "a2a" in self.cp_comm_type[:1]:
             head_counts = [head_count or 1 for head_count in heads]
             check_divided_heads(head_counts, self.tp, self.cp, ("--cp-comm-type", "--context-parallel-size"))

@@ -124,7 +124,7 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> Megatron
 
     def make_settings() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""
-        launch_settings = training_run.own_settings
+        launch_settings = training_run.framework_settings
         settings: MegatronSettings = (
             launch_settings
             if isinstance(launch_settings, MegatronSettings)
@@ -229,10 +229,10 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
     expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
-    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in program_steps)
+    adapts_experts = any(step.verb == "experts" and step.name in adapters.target_names for step in program_steps)
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
-    return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))
+    return ParallelAdapters(adapters.library, adapters.rank, adapters.target_names, bool(options.lora_dropout))
 
 
 def _format_arguments(options: Settings) -> dict[str, Any]:

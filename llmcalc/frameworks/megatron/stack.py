@@ -38,7 +38,7 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
 
 def _dispatcher(launched_run: Launch) -> str:
     """Returns the token dispatcher, `allgather`, `alltoall` or `flex`; empty if ranks exchange no tokens."""
-    settings = launched_run.own_settings
+    settings = launched_run.framework_settings
     if launched_run.layout.ep == 1:
         return ""
     if isinstance(settings, MegatronSettings):
@@ -49,7 +49,7 @@ def _dispatcher(launched_run: Launch) -> str:
 
 
 def _has_captured_layers(launched_run: Launch) -> bool:
-    settings = launched_run.own_settings
+    settings = launched_run.framework_settings
     if isinstance(settings, MegatronSettings):
         return captures_layers(settings)
     return isinstance(settings, NamedModelArguments) and settings.has_layer_graphs
@@ -66,7 +66,7 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     Files of other programs may list the arguments among those that do not change memory. Tensor-parallel messages
     overlap with sequence parallelism alone (`has_user_buffers` of kernel_choices.py).
     """
-    settings = launched_run.own_settings
+    settings = launched_run.framework_settings
     stated_arguments = {
         name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments
     }

@@ -25,7 +25,7 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     if settings.moe_token_dispatcher_type == "flex" and settings.moe_flex_dispatcher_backend != "hybridep":
         refusal_reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if settings.tp_comm_overlap and (
-        settings.num_experts is not None or settings.is_latent or settings.kind == "hybrid"
+        settings.num_experts is not None or settings.has_latent_attention or settings.kind == "hybrid"
     ):
         refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
     is_local = settings.enable_cuda_graph or settings.cuda_graph_impl == "local"
@@ -36,7 +36,7 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     if settings.use_megatron_fsdp:
         refusal_reasons |= _unsupported_sharding(settings)
     if settings.experimental_attention_variant == "dsa":
-        if not settings.is_latent:
+        if not settings.has_latent_attention:
             refusal_reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         refusal_reasons |= {
             flag_of(argument): "another indexer" for argument in OTHER_INDEXERS if argument in settings.changed_fields()
@@ -45,7 +45,7 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
             refusal_reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if settings.fp8_format is not None:
             refusal_reasons["--fp8-format"] = "8-bit products with an indexer"
-    if settings.attention_output_gate and (settings.is_latent or settings.kind in ("bert", "t5")):
+    if settings.attention_output_gate and (settings.has_latent_attention or settings.kind in ("bert", "t5")):
         refusal_reasons["--attention-output-gate"] = "another kind of attention"
     return refusal_reasons
 

@@ -349,7 +349,9 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")
     ]
     reader.ignored_arguments += [key for key in OVERLAPS if config.get(key) is True]
-    return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
+    return reader.create_launch(
+        "megatron", launched_run, model_name="" if model_name is None else str(model_name)[:200]
+    )
 
 
 def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     if not (chunk_tokens and is_sequence_divided and has_logits):
         return launched_run
     second_loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
-    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=second_loss)
+    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen_model=second_loss)
 
 
 def _with_two_token_head(launched_run: Launch) -> Launch:
@@ -211,7 +211,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
     model_id = model_name(arguments.get("--model"))
     if config.get("task_type") == "generative_reranker":
         reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
-    launched_run = reader.launch("megatron", parallel_run, target=model_id)
+    launched_run = reader.create_launch("megatron", parallel_run, model_name=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run

@@ -136,7 +136,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     teacher_id = config.get("teacher_model")
     if teacher_id is None or (teacher_id == config.get("model") and launched_run.settings.get("lora_rank") is not None):
         reader.notes.append("the model is its own teacher (self-distillation), without further weights")
-        return replace(launched_run, notes=tuple(reader.notes), frozen=second_loss)
+        return replace(launched_run, notes=tuple(reader.notes), frozen_model=second_loss)
     zero_config = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
     if zero_config not in ("", "zero0", "zero1", "zero2", "zero3"):
         raise reader.argument_error(
@@ -190,5 +190,5 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
         rollout,
         source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
         offloaded_states=rollout.offloaded_states | offloaded_states,
-        reference_model=replace(rollout.reference_model, ranks=layout.tp * layout.pp),
+        reference_model=replace(rollout.reference_model, rank_count=layout.tp * layout.pp),
     )

@@ -149,7 +149,7 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
     if run_values["compile"] is True:
         settings["compile"] = True
     spec = _gpt_model(reader, run_values)
-    return reader.launch("torch", LaunchSettings(Layout(dp=world_size), settings), spec=spec)
+    return reader.create_launch("torch", LaunchSettings(Layout(dp=world_size), settings), spec=spec)
 
 
 def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:

@@ -110,7 +110,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             )
         launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
-        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model_table, tp), stack="nanotron")
+        return reader.create_launch(
+            "megatron", launch_settings, spec=_model_of(reader, model_table, tp), software_stack="nanotron"
+        )
 
 
 def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> None:

@@ -163,8 +163,10 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         elif algorithm == "distillation":
             reader.notes.append(TEACHER_NOTE)
         rollout = _rollout(reader, flat_values, policy_table) if algorithm in ("grpo", "distillation") else None
-        framework_name = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
-        return reader.launch(framework_name, launch_settings, target=model_id, rollout=rollout)
+        framework_name = (
+            "megatron" if is_megatron else "torch" if launch_settings.framework_settings is None else "fsdp2"
+        )
+        return reader.create_launch(framework_name, launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
             dropout_value=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:
-            reader.frozen = FP32_SHARDS
+            reader.frozen_model = FP32_SHARDS
         reader.notes.append("frozen weights are in fp32")
     reader.requests_expandable_segments = any(
         "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable_name}", "")).lower()
@@ -407,11 +409,11 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         engine=backend if is_colocated and backend in ENGINES else "",
         flags=flags,
         sleeps_while_idle=True,
-        is_own_process=True,
+        is_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
-        sequences=reader.integer(policy_table, "logprob_batch_size", 1),
-        tokens=tokens,
-        logit_tokens=tokens,
+        sequence_count=reader.integer(policy_table, "logprob_batch_size", 1),
+        tokens_per_sequence=tokens,
+        logit_tokens_per_sequence=tokens,
         logit_bytes=8,  # fp32, and their log-softmax
     )
 

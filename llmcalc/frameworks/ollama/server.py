@@ -45,9 +45,9 @@ ENCODER_OF_TAG = "projector"
 """The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
 
 NOTE_TEXTS = NoteTexts(
-    unquantized="",
-    encoder="the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled",
-    encoder_start="the encoder of images comes with the tag; its compute buffer is for the image at start, "
+    unquantized_note="",
+    encoder_note="the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled",
+    encoder_start_note="the encoder of images comes with the tag; its compute buffer is for the image at start, "
     "{side} x {side} pixels, and grows with a larger one",
 )
 
@@ -203,7 +203,7 @@ class OllamaServer:
         chosen_type = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
         return "f16" if self.flash_attn == "off" else chosen_type
 
-    def _unfitted_server(self, **flags: Any) -> GgmlServer:
+    def _server_before_fit(self, **flags: Any) -> GgmlServer:
         llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
         is_estimated = self.rules.runner == "estimate"
         margin_bytes = read_record().margin.mib * MIB if is_estimated else 0
@@ -261,7 +261,7 @@ class OllamaServer:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
+        server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
         tensor_devices = server.placement
         used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
             server.cache_buffers(tensor_devices).values()
@@ -292,7 +292,7 @@ class OllamaServer:
         return fitted_server
 
     def _fit_sequences(self, sequence_count: int) -> FittedServer:
-        server = self._unfitted_server(**self._llama_server_flags(sequence_count, self.micro_batch(sequence_count)))
+        server = self._server_before_fit(**self._llama_server_flags(sequence_count, self.micro_batch(sequence_count)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit_server(server)
         if not server.has_stated_gpu_layers:
@@ -307,10 +307,10 @@ class OllamaServer:
         server = self.fitted_server.server
         return {
             "num_ctx": self.num_ctx,
-            "OLLAMA_NUM_PARALLEL": server.sequences,
+            "OLLAMA_NUM_PARALLEL": server.slot_count,
             "OLLAMA_KV_CACHE_TYPE": "f16",
             "OLLAMA_FLASH_ATTENTION": self.rules.flash_attn,
-            "num_batch": server.micro_batch,
+            "num_batch": server.micro_batch_tokens,
             "num_gpu": -1,
         }
 
@@ -364,7 +364,7 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if not host_layers(server.fitted_server):
         return
     option_changes: list[tuple[str, dict[str, Any]]] = []
-    if server.fitted_server.server.sequences > 1:
+    if server.fitted_server.server.slot_count > 1:
         option_changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
         typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
@@ -408,7 +408,7 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
             startup_message = f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
         yield (
             gpu_flags,
-            replace(server_memory, starts=server_memory.starts and not host_layer_count, message=startup_message),
+            replace(server_memory, can_start=server_memory.can_start and not host_layer_count, message=startup_message),
         )
 
 

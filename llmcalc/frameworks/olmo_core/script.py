@@ -270,7 +270,7 @@ def _launch_of_calls(
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replica_count = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
     return sharded_launch(
-        reader, world_size, run_settings, fsdp_settings, replica_count=replica_count, spec=spec, target=model_id
+        reader, world_size, run_settings, fsdp_settings, replica_count=replica_count, spec=spec, model_name=model_id
     )
 
 

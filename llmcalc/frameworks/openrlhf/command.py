@@ -126,7 +126,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         reader.ignored_arguments += [
             argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS
         ]
-        return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
@@ -164,7 +164,7 @@ def _pair_settings(
     else:
         batch_settings = pair_settings(reader, loss_name, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reader.flag(arguments, "ref.offload"):
-        reader.frozen = None
+        reader.frozen_model = None
         reader.notes.append("--ref.offload: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
     return batch_settings
@@ -261,13 +261,13 @@ def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
         sleeps_while_idle=engine_sleeps,
-        is_own_process=True,
+        is_separate_process=True,
         offloaded_states=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference_model=_reference_model(reader, config, rank_count),
         critic_location=_critic_location(reader, config) if colocates_all else "none",
-        sequences=sequence_count,
-        tokens=sequence_length,
-        logit_tokens=sequence_length,
+        sequence_count=sequence_count,
+        tokens_per_sequence=sequence_length,
+        logit_tokens_per_sequence=sequence_length,
         logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
 

@@ -138,7 +138,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = (read_trainer if trainer_type == "HF" else read_trl)(arguments, source_file)
         return replace(
             reader.with_recorded_arguments(launched_run),
-            keeps_checkpoint_format=keeps_published_weights(launched_run, arguments),
+            keeps_checkpoint_dtype=keeps_published_weights(launched_run, arguments),
             counts_longest_samples=launched_run.counts_longest_samples and not is_packed,
         )
 

@@ -90,7 +90,7 @@ def read_arguments(
             del flag_values["mmproj_auto"]  # no repository, no file of an encoder
         if HF_FILE in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
-        if program.takes_model and positional_words:
+        if program.has_positional_model and positional_words:
             parsed_arguments.model = positional_words.pop(0)
         for ignored_name in positional_words:
             if is_unresolved(ignored_name):
@@ -99,7 +99,7 @@ def read_arguments(
                 raise InputError(f"'{printable(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
             flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
-            if flag.is_memory_neutral and not flag.words:
+            if flag.is_memory_neutral and not flag.choices:
                 parsed_arguments.ignored_flags.append(flag.names[0])
                 continue
             if flag_field not in typed_fields:
@@ -216,7 +216,7 @@ def words_of_tables(
         key_path = (*outer_keys, str(config_key).replace(YAML_MARK, "\0"))
         flag = find_flag(known_flags, f"--{'.'.join(key_path)}") or find_flag(known_flags, f"--{key_path[-1]}")
         outer_flag = known_flags.get(f"--{key_path[0].replace('_', '-')}")
-        if isinstance(config_value, Mapping) and not (outer_flag is not None and outer_flag.kind == "table"):
+        if isinstance(config_value, Mapping) and not (outer_flag is not None and outer_flag.value_kind == "table"):
             yield from words_of_tables(config_value, known_flags, key_path)
             continue
         if isinstance(config_value, Mapping):
@@ -227,9 +227,9 @@ def words_of_tables(
             flag_name = f"--{'.'.join(key_path)}"
         else:
             flag_name = f"--{key_path[-1]}"
-        if isinstance(config_value, bool) and (flag is None or flag.flag.kind == "switch"):
+        if isinstance(config_value, bool) and (flag is None or flag.flag.value_kind == "switch"):
             yield flag_name if config_value else f"--no-{flag_name[2:]}"
-        elif isinstance(config_value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
+        elif isinstance(config_value, list) and flag is not None and flag.flag.value_kind in ("list", "numbers"):
             yield flag_name
             yield from map(_word_of_value, config_value)
         elif config_value is not None:

@@ -62,7 +62,7 @@ def container_of_command(command_words: Sequence[str], place_in_file: str) -> Co
         return None
     image_name = argument_queue.popleft()
     return Container(
-        place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpu_count, mounts=host_by_folder
+        place_in_file, (*entrypoint, *argument_queue), image_name, env, gpu_count=gpu_count, mounts=host_by_folder
     )
 
 

@@ -53,9 +53,9 @@ def servers_of_table(manifest_table: Mapping[str, Any]) -> Iterator[Container]:
             if isinstance(flags, Mapping) and flags:
                 yield Container(
                     f"backend.{worker_key}.{worker_name}"[:80],
-                    words=(*server_program.split(), *words_of_arguments(flags)),
-                    gpu=str(inner_table(manifest_table, "resources").get("gpu_type") or ""),
-                    model=str(inner_table(manifest_table, "model").get("path") or ""),
+                    command_words=(*server_program.split(), *words_of_arguments(flags)),
+                    gpu_name=str(inner_table(manifest_table, "resources").get("gpu_type") or ""),
+                    model_name=str(inner_table(manifest_table, "model").get("path") or ""),
                 )
 
 
@@ -81,7 +81,12 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model_table: Mapping[str, A
             command_words = [*base_words, *feature_words, *variant_words]
             yield Container(
                 f"variants.{variant_name}"[:80],
-                words=("vllm", "serve", str(variant_table.get("model_id") or model_table["model_id"]), *command_words),
+                command_words=(
+                    "vllm",
+                    "serve",
+                    str(variant_table.get("model_id") or model_table["model_id"]),
+                    *command_words,
+                ),
                 env=_environment_texts(
                     {**inner_table(model_table, "base_env"), **inner_table(variant_table, "extra_env")}
                 ),
@@ -119,9 +124,9 @@ def _ray_server(ray_config: Mapping[str, Any]) -> Container:
     server_program = "sglang" if str(ray_config.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(
         "",
-        words=(server_program, "serve", str(model_name), *words_of_arguments(ray_config["engine_kwargs"])),
+        command_words=(server_program, "serve", str(model_name), *words_of_arguments(ray_config["engine_kwargs"])),
         env=_environment_texts(inner_table(ray_config, "runtime_env", "env_vars")),
-        gpu=str(ray_config.get("accelerator_type") or ""),
+        gpu_name=str(ray_config.get("accelerator_type") or ""),
     )  # fmt: skip
 
 
@@ -152,10 +157,16 @@ def _stack_server(
     all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
-        words=("vllm", "serve", model_name, *_flags_of_keys(all_flags), *_texts_of_list(vllm_config.get("extraArgs"))),
+        command_words=(
+            "vllm",
+            "serve",
+            model_name,
+            *_flags_of_keys(all_flags),
+            *_texts_of_list(vllm_config.get("extraArgs")),
+        ),
         image=image_name,
         env={"VLLM_USE_V1": "0"} if str(vllm_config.get("v0", "")) in ("1", "True") else {},
-        gpus=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,
+        gpu_count=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,
     )
 
 

@@ -64,7 +64,9 @@ def servers_of_llama_swap(
         env_items = [
             env_item for env_item in model_table.get("env") or () if isinstance(env_item, str) and "=" in env_item
         ]
-        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env_items))
+        yield Container(
+            place_in_file, command_words=command_words, env=dict(env_item.split("=", 1) for env_item in env_items)
+        )
 
 
 def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def servers_in_tables(
         return
     if is_llama_swap(config):
         for container in servers_of_llama_swap(config, server_finder.name_in_errors, variables):
-            yield from server_finder.servers_in_words(container)
+            yield from server_finder.servers_in_command(container)
         return
     yaml_documents = config if isinstance(config, list) else [config]
     for yaml_document in yaml_documents:
@@ -104,7 +104,7 @@ def servers_in_tables(
         manifest_kind = str(manifest_item.get("kind", ""))
         table_servers = list(servers_of_table(manifest_item))
         for container in table_servers:
-            yield from server_finder.servers_in_words(container)
+            yield from server_finder.servers_in_command(container)
         if table_servers:
             continue
         serving_runtime = serving_runtimes.get(
@@ -143,22 +143,22 @@ def _compose_servers(
         devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place_in_file=place_in_file,
-            words=tuple(
+            command_words=tuple(
                 command_part
                 for field_key in ("entrypoint", "command")
                 for command_part in _command_words(expanded_fields[field_key], server_finder.name_in_errors)
             ),
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
-            gpus=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
+            gpu_count=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
                 container_folder: host_folder
                 for volume in volume_list
                 for container_folder, host_folder in parse_mount(volume).items()
             },
         )
-        command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
-        yield from server_finder.servers_in_words(replace(container, words=command_words))
+        command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.command_words)
+        yield from server_finder.servers_in_command(replace(container, command_words=command_words))
 
 
 DOLLAR_MARK = "\ue024"
@@ -208,7 +208,7 @@ def _skypilot_servers(
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
-    container = Container("run", image="script", gpu=gpu_name, gpus=stated_count)
+    container = Container("run", image="script", gpu_name=gpu_name, gpu_count=stated_count)
     for started_server in server_finder.servers_in_script(config["run"], env, (), container):
         yield started_server.with_version_in_file(engine_versions)
 
@@ -289,14 +289,14 @@ def _llm_inference_service(
             container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
                 place_in_file=place_in_file,
-                words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
+                command_words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
-                gpu=_node_accelerator(container_tables),
-                gpus=_accelerator_limit(container_tables, f"{server_finder.name_in_errors}: {place_in_file}"),
-                sizes=_parallel_sizes(container_tables),
+                gpu_name=_node_accelerator(container_tables),
+                gpu_count=_accelerator_limit(container_tables, f"{server_finder.name_in_errors}: {place_in_file}"),
+                parallel_sizes=_parallel_sizes(container_tables),
             )
-            yield from server_finder.servers_in_words(container)
+            yield from server_finder.servers_in_command(container)
 
 
 def _container_servers(
@@ -313,9 +313,9 @@ def _container_servers(
         )
     server_container = server_of_table(manifest_table)
     if server_container is not None:
-        gpu_name = server_container.gpu or _node_accelerator((*outer_tables, manifest_table))
-        yield from server_finder.servers_in_words(
-            replace(server_container, place_in_file=_short_location(place_in_file), gpu=gpu_name)
+        gpu_name = server_container.gpu_name or _node_accelerator((*outer_tables, manifest_table))
+        yield from server_finder.servers_in_command(
+            replace(server_container, place_in_file=_short_location(place_in_file), gpu_name=gpu_name)
         )
         return
     if (
@@ -365,16 +365,16 @@ def _servers_of_container(
     image_name = container_table.get("image")
     container = Container(
         place_in_file=_short_location(place_in_file),
-        words=tuple(command_words),
+        command_words=tuple(command_words),
         image=image_name if isinstance(image_name, str) else _container_image(all_tables),
         env=env,
-        gpu=_node_accelerator(all_tables),
-        gpus=_accelerator_limit(all_tables, f"{server_finder.name_in_errors}: {_short_location(place_in_file)}"),
-        model=_hub_model_name(all_tables),
-        engine=_implied_engine(all_tables) or engine_of_flags(command_words),
-        sizes=_parallel_sizes(all_tables),
+        gpu_name=_node_accelerator(all_tables),
+        gpu_count=_accelerator_limit(all_tables, f"{server_finder.name_in_errors}: {_short_location(place_in_file)}"),
+        model_name=_hub_model_name(all_tables),
+        engine_name=_implied_engine(all_tables) or engine_of_flags(command_words),
+        parallel_sizes=_parallel_sizes(all_tables),
     )
-    yield from server_finder.servers_in_words(container)
+    yield from server_finder.servers_in_command(container)
 
 
 def _short_location(key_path: str) -> str:

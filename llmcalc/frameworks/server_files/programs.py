@@ -17,9 +17,9 @@ class ServerProgram(NamedTuple):
 
     engine: the word of `--engine`.
     commands: the words of a command that start it, such as `vllm serve`.
-    modules: the modules that Python runs.
+    python_modules: the modules that Python runs.
     model_flags: the flags that name the model.
-    takes_model: whether the first word without a flag names the model.
+    has_positional_model: whether the first word without a flag names the model.
     config_flags: the flags that name a configuration with further flags.
     ignored_flags: flags of the program that are none of the engine, with a value. ignored_switches: those without one.
     image_names: parts of the names of its images.
@@ -35,9 +35,9 @@ class ServerProgram(NamedTuple):
 
     engine: str
     commands: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
+    python_modules: tuple[str, ...] = ()
     model_flags: tuple[str, ...] = ("--model",)
-    takes_model: bool = False
+    has_positional_model: bool = False
     config_flags: tuple[str, ...] = ()
     ignored_flags: tuple[str, ...] = ()
     ignored_switches: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ PROGRAMS = (
     ServerProgram(
         engine="vllm",
         commands=("vllm serve",),
-        modules=(
+        python_modules=(
             "vllm.entrypoints.openai.api_server",
             "vllm.entrypoints.api_server",
             "vllm.entrypoints.cli.main",
@@ -67,7 +67,7 @@ PROGRAMS = (
             "huggingfaceserver",
         ),
         model_flags=("--model", "--model-id", "--model-dir"),
-        takes_model=True,
+        has_positional_model=True,
         config_flags=("--config",),
         ignored_flags=(
             "--backend", "--migration-limit", "--connector", "--disaggregation-mode", "--endpoint", "--namespace",
@@ -85,9 +85,9 @@ PROGRAMS = (
     ServerProgram(
         engine="sglang",
         commands=("sglang serve",),
-        modules=("sglang.launch_server", "sglang_router.launch_server", "dynamo.sglang", "sglang"),
+        python_modules=("sglang.launch_server", "sglang_router.launch_server", "dynamo.sglang", "sglang"),
         model_flags=("--model-path", "--model"),
-        takes_model=True,
+        has_positional_model=True,
         config_flags=("--config",),
         ignored_flags=(
             "--migration-limit", "--endpoint", "--namespace", "--discovery-backend", "--request-plane", "--event-plane",
@@ -110,7 +110,7 @@ PROGRAMS = (
     ServerProgram(
         engine="llama.cpp",
         commands=("llama-server", "llama-cli", "llama.cpp/server", "llama serve"),
-        modules=("llama_cpp.server",),
+        python_modules=("llama_cpp.server",),
         model_flags=("-m", "--model", *REPOSITORY_FLAGS),
         image_names=("llama.cpp", "llama-cpp", "llamacpp"),
         image_command="llama-server",
@@ -120,7 +120,7 @@ PROGRAMS = (
     ServerProgram(
         engine="ollama",
         commands=("ollama run",),
-        takes_model=True,
+        has_positional_model=True,
         image_names=("ollama",),
         ignored_flags=("--keepalive",),
         ignored_switches=("--verbose",),
@@ -130,9 +130,9 @@ PROGRAMS = (
     ServerProgram(
         engine="tensorrt-llm",
         commands=("trtllm-serve", "trtllm-serve serve", "trtllm-bench"),
-        modules=("dynamo.trtllm", "tensorrt_llm.commands.serve"),
+        python_modules=("dynamo.trtllm", "tensorrt_llm.commands.serve"),
         model_flags=("--model-path", "--model", "-m"),
-        takes_model=True,
+        has_positional_model=True,
         config_flags=("--extra-llm-api-options", "--extra_llm_api_options", "--config", "--extra-engine-args"),
         ignored_flags=(
             "--cuda-graph-config", "--moe-config", "--print-iter-log", "--disable-overlap-scheduler",
@@ -150,12 +150,12 @@ PROGRAMS = (
     ),
     ServerProgram(
         engine="ktransformers",
-        modules=("ktransformers.server.main", "ktransformers.local_chat"),
+        python_modules=("ktransformers.server.main", "ktransformers.local_chat"),
         model_flags=("--model-path", "--model-name"),
     ),
     ServerProgram(
         engine="ATOM",
-        modules=("atom.entrypoints.openai_server",),
+        python_modules=("atom.entrypoints.openai_server",),
         model_flags=("--model",),
     ),
     ServerProgram(
@@ -168,29 +168,31 @@ PROGRAMS = (
     ServerProgram(
         engine="LMDeploy",
         commands=("lmdeploy serve",),
-        modules=("lmdeploy.serve",),
-        takes_model=True,
+        python_modules=("lmdeploy.serve",),
+        has_positional_model=True,
         image_names=("lmdeploy",),
         image_command="lmdeploy serve",
     ),
     ServerProgram(
         engine="MLX",
         commands=("mlx_lm.server", "mlx_lm.generate", "mlx_vlm.server", "mlx_lm server"),
-        modules=("mlx_lm.server", "mlx_lm.generate", "mlx_vlm.server"),
+        python_modules=("mlx_lm.server", "mlx_lm.generate", "mlx_vlm.server"),
     ),
-    ServerProgram(engine="MLC LLM", commands=("mlc_llm serve",), takes_model=True),
-    ServerProgram(engine="LightLLM", modules=("lightllm.server.api_server",), model_flags=("--model_dir",)),
+    ServerProgram(engine="MLC LLM", commands=("mlc_llm serve",), has_positional_model=True),
+    ServerProgram(engine="LightLLM", python_modules=("lightllm.server.api_server",), model_flags=("--model_dir",)),
     ServerProgram(
         engine="Aphrodite",
         commands=("aphrodite run",),
-        modules=("aphrodite.endpoints.openai.api_server",),
-        takes_model=True,
+        python_modules=("aphrodite.endpoints.openai.api_server",),
+        has_positional_model=True,
         image_names=("aphrodite",),
         image_command="aphrodite run",
     ),
     ServerProgram(engine="LM Studio", commands=("lms load",)),
     ServerProgram(engine="Lemonade", commands=("lemonade load", "lemonade run", "lemonade-server run")),
-    ServerProgram(engine="KoboldCpp", commands=("koboldcpp",), modules=("koboldcpp",), image_names=("koboldcpp",)),
+    ServerProgram(
+        engine="KoboldCpp", commands=("koboldcpp",), python_modules=("koboldcpp",), image_names=("koboldcpp",)
+    ),
 )  # fmt: skip
 """The programs that start servers, in the end those of engines that are not modelled.
 
@@ -296,7 +298,7 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
             (
                 module_program
                 for server_program in PROGRAMS
-                for module_program in server_program.modules
+                for module_program in server_program.python_modules
                 if program_name.endswith(f".{module_program}") or program_name == module_program
             ),
             "",
@@ -323,7 +325,7 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
 
 def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    server_program = next((program for program in PROGRAMS if python_module in program.modules), None)
+    server_program = next((program for program in PROGRAMS if python_module in program.python_modules), None)
     if server_program is None:
         return None
     if arguments[:1] == ("serve",):

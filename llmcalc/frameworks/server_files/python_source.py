@@ -143,8 +143,8 @@ class _Evaluator:
                     gpu_name, _, accelerator_count = self._plain_text(self.evaluate(keyword_node.value)).partition(":")
                     return Container(
                         "",
-                        gpu=gpu_name.rstrip("!"),
-                        gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1,
+                        gpu_name=gpu_name.rstrip("!"),
+                        gpu_count=int(accelerator_count) if accelerator_count.isdecimal() else 1,
                     )
         return Container("")
 
@@ -172,7 +172,7 @@ class _Evaluator:
                 argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
-                    yield from server_finder.servers_in_words(
+                    yield from server_finder.servers_in_command(
                         replace(named_server, place_in_file=f"line {call_node.lineno}")
                     )
                     continue
@@ -199,7 +199,7 @@ class _Evaluator:
                 return  # a text for people that names a server
         else:
             command_words = [self._embedded_text(list_element) for list_element in command_value[:MOST_WORDS]]
-            yield from server_finder.servers_in_words(replace(located_container, words=command_words))
+            yield from server_finder.servers_in_command(replace(located_container, command_words=command_words))
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""

@@ -90,7 +90,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
         return False
     typed_launch_file, launch_text, launch_folder = _read_launch(typed_path)
     engine_names = (
-        server.start.program.engine for server in _find_servers(launch_text, typed_launch_file, launch_folder)
+        server.server_start.program.engine for server in _find_servers(launch_text, typed_launch_file, launch_folder)
     )
     first_engine = next(engine_names, None)
     if first_engine is None:
@@ -114,7 +114,7 @@ def engines_of_file(launch_path: str | Path) -> list[str]:
         started_servers = list(_servers_in_file(launch_path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
-    engine_names = dict.fromkeys(started_server.start.program.engine for started_server in started_servers)
+    engine_names = dict.fromkeys(started_server.server_start.program.engine for started_server in started_servers)
     return [engine_name for engine_name in engine_names if engine_name in FOLDERS]
 
 
@@ -134,10 +134,10 @@ def servers_of_text(
     name_in_errors = typed_launch_file.path
     launched_servers: list[LaunchedServer] = []
     for started_server in _find_servers(file_text, typed_launch_file, launch_folder):
-        if typed_engine and started_server.start.program.engine != typed_engine:
+        if typed_engine and started_server.server_start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allows_unknown_flags, launch_folder, typed_flags)
-        if not _is_worker_command(started_server.start) and server not in launched_servers:
+        if not _is_worker_command(started_server.server_start) and server not in launched_servers:
             launched_servers.append(server)
         if len(launched_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
@@ -272,7 +272,7 @@ def _read_server(
     typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
     """Returns a server with parsed flags. Raises `InputError` for an unmodelled engine."""
-    server_start, container = started_server.start, started_server.container
+    server_start, container = started_server.server_start, started_server.container
     server_location = f"{name_in_errors}: {container.place_in_file}" if container.place_in_file else name_in_errors
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
@@ -298,7 +298,7 @@ def _read_server(
         serving_engine,
         (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
-        _reader_of_named_files(name_in_errors, launch_folder, started_server.files),
+        _reader_of_named_files(name_in_errors, launch_folder, started_server.written_files),
         allows_unknown_flags,
         tuple(typed_flags),
     )
@@ -315,27 +315,29 @@ def _read_server(
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
     parallel_sizes = {
-        field_name: parallel_size for field_name, parallel_size in container.sizes.items() if field_name in all_fields
+        field_name: parallel_size
+        for field_name, parallel_size in container.parallel_sizes.items()
+        if field_name in all_fields
     }
-    model_name = server_start.model or arguments.model or container.model
-    if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
-        model_name = container.model
+    model_name = server_start.model or arguments.model or container.model_name
+    if container.model_name and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
+        model_name = container.model_name
     model_name = container.host_path(model_name)
     return LaunchedServer(
         name_in_errors=name_in_errors,
         place_in_file=container.place_in_file,
         engine=engine_name,
         version=started_server.version,
-        target=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
+        model_name=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={
             variable_name: variable_value[:200]
             for variable_name, variable_value in container.env.items()
             if not SECRET_NAMES.search(variable_name)
         },
-        hardware=accelerator_of(container.gpu) if container.gpu else "",
-        gpu=one_line(container.gpu)[:80],
-        gpus=container.gpus,
+        hardware=accelerator_of(container.gpu_name) if container.gpu_name else "",
+        gpu_name=one_line(container.gpu_name)[:80],
+        gpu_count=container.gpu_count,
         ignored_flags=tuple(arguments.ignored_flags),
         unknown_flags=arguments.unknown_flags,
         notes=tuple(arguments.notes),
@@ -354,7 +356,7 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
             flag_words = variable_name.removeprefix(program.variable_prefix).lower().replace("_", "-")
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             matched_flag = find_flag(flags_by_name, flag_spelling)
-            is_switch = matched_flag is None or matched_flag.flag.kind == "switch"
+            is_switch = matched_flag is None or matched_flag.flag.value_kind == "switch"
             if is_switch and variable_value.lower() in OFF:
                 yield f"--no-{flag_spelling[2:]}"
             else:

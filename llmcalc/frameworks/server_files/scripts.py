@@ -36,7 +36,7 @@ _SERVERS = re.compile(
     "|".join(
         sorted(
             {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
-            | {re.escape(module_name.split(".")[0]) for program in PROGRAMS for module_name in program.modules}
+            | {re.escape(module_name.split(".")[0]) for program in PROGRAMS for module_name in program.python_modules}
             | {re.escape(image) for program in PROGRAMS for image in program.image_names}
         )
     )
@@ -68,7 +68,7 @@ class ServerFinder:
         self.script_count += 1
         if self.script_count > MOST_SCRIPTS:
             raise InputError(f"{self.name_in_errors}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpus)
+        shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpu_count)
         engine_versions = engine_versions_in(script_text)
         daemon_environment = {
             variable_name: variable_value
@@ -90,17 +90,17 @@ class ServerFinder:
                 **_known_variables(command_line.env),
             }
             container = replace(
-                outer_container, place_in_file=line_location, words=command_words, env=command_environment
+                outer_container, place_in_file=line_location, command_words=command_words, env=command_environment
             )
-            for started_server in self.servers_in_words(container, shell_script.written_files, nesting_depth, True):
-                started_engines.add(started_server.start.program.engine)
+            for started_server in self.servers_in_command(container, shell_script.written_files, nesting_depth, True):
+                started_engines.add(started_server.server_start.program.engine)
                 yield started_server.with_version_in_file(engine_versions)
             daemon_servers += _servers_of_daemon(command_words, container)
         if TRAINING_COMMAND.search(script_text) is None:
             yield from _daemon_servers_without_start(daemon_servers, started_engines)
         yield from _modelfile_servers(shell_script, self.name_in_errors, outer_container)
 
-    def servers_in_words(
+    def servers_in_command(
         self,
         container: Container,
         written_files: Mapping[str, str] | None = None,
@@ -112,9 +112,9 @@ class ServerFinder:
         written_files: file name → text that the script writes. is_shell_command: whether a script has the command;
         default false, for arguments of the image's entry point.
         """
-        command_words = list(container.words)
-        server_program = program_named(container.engine)
-        if not command_words and server_program is not None and container.model:
+        command_words = list(container.command_words)
+        server_program = program_named(container.engine_name)
+        if not command_words and server_program is not None and container.model_name:
             yield StartedServer(
                 ServerStart(server_program, ()), container, written_files or {}, version_of_image(container.image)
             )
@@ -126,9 +126,9 @@ class ServerFinder:
         inner_container = container_of_command(command_words, container.place_in_file)
         if inner_container is not None:
             inner_environment = {**container.env, **inner_container.env}
-            gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
-            yield from self.servers_in_words(
-                replace(inner_container, env=inner_environment, gpus=gpu_count), written_files, depth + 1
+            gpu_count = container.gpu_count if inner_container.gpu_count is None else inner_container.gpu_count
+            yield from self.servers_in_command(
+                replace(inner_container, env=inner_environment, gpu_count=gpu_count), written_files, depth + 1
             )
             return
         script_text, script_arguments = _quoted_script(command_words)
@@ -169,8 +169,8 @@ def _daemon_servers_without_start(
     daemon_servers: Sequence[StartedServer], started_engines: Collection[str]
 ) -> Iterator[StartedServer]:
     """Yields daemons' servers for engines without a start command: with the downloaded models, else without a model."""
-    daemon_servers = [server for server in daemon_servers if server.start.program.engine not in started_engines]
-    yield from [server for server in daemon_servers if server.start.arguments] or daemon_servers[:1]
+    daemon_servers = [server for server in daemon_servers if server.server_start.program.engine not in started_engines]
+    yield from [server for server in daemon_servers if server.server_start.arguments] or daemon_servers[:1]
 
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:

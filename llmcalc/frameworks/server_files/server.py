@@ -18,26 +18,26 @@ class Container:
     """A container or shell in a launch file, in which a command runs.
 
     place_in_file: its place in the file for messages, such as `line 3` or `services.chat`.
-    words: the words of its command.
+    command_words: the words of its command.
     image: the name of its image; empty for a shell.
     env: its environment variables.
-    gpu: the accelerator of its node, as the file writes it; empty if the file has none.
-    gpus: number of accelerators; None if the file does not say.
-    model: the model that the file names outside the command; empty without one.
-    engine: the engine that the file names outside the command; empty without one.
-    sizes: fields of the layout that the file states outside the command → their values.
+    gpu_name: the accelerator of its node, as the file writes it; empty if the file has none.
+    gpu_count: number of accelerators; None if the file does not say.
+    model_name: the model that the file names outside the command; empty without one.
+    engine_name: the engine that the file names outside the command; empty without one.
+    parallel_sizes: fields of the layout that the file states outside the command → their values.
     mounts: folder in the container → the host's folder or file that it shows.
     """
 
     place_in_file: str
-    words: Sequence[str] = ()
+    command_words: Sequence[str] = ()
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    gpu: str = ""
-    gpus: int | None = None
-    model: str = ""
-    engine: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    gpu_name: str = ""
+    gpu_count: int | None = None
+    model_name: str = ""
+    engine_name: str = ""
+    parallel_sizes: Mapping[str, Any] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     def host_path(self, container_path: str) -> str:
@@ -52,13 +52,13 @@ class Container:
 class StartedServer:
     """The start of a server, with the container or shell of its command.
 
-    files: texts that its script writes to files, by the files' names.
+    written_files: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
     """
 
-    start: ServerStart
+    server_start: ServerStart
     container: Container
-    files: Mapping[str, str] = field(default_factory=dict)
+    written_files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
     def with_version_in_file(self, engine_versions: Mapping[str, str]) -> StartedServer:
@@ -66,7 +66,7 @@ class StartedServer:
 
         engine_versions: engine → version.
         """
-        return replace(self, version=self.version or engine_versions.get(self.start.program.engine, ""))
+        return replace(self, version=self.version or engine_versions.get(self.server_start.program.engine, ""))
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class LaunchedServer:
     place_in_file: the server's place in the file.
     engine: the word of `--engine`.
     version: the engine's version; empty if the file names none.
-    target: the model's name; empty without one, with a mark before it if it is known only when the file runs.
+    model_name: the model's name; empty without one, with a mark before it if it is known only when the file runs.
     flag_values: flags of the engine by their fields, as the file writes them.
     env: environment variables of the server.
     hardware: the accelerator's name; empty if the file names none that is known.
-    gpu: the accelerator as the file writes it.
-    gpus: number of accelerators; None if the file does not say.
+    gpu_name: the accelerator as the file writes it.
+    gpu_count: number of accelerators; None if the file does not say.
     ignored_flags: flags that change no memory.
     unknown_flags: flag → why it is not modelled. Empty unless unknown flags are allowed.
     notes: values that were assumed.
@@ -93,12 +93,12 @@ class LaunchedServer:
     place_in_file: str
     engine: str
     version: str = ""
-    target: str = ""
+    model_name: str = ""
     flag_values: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     hardware: str = ""
-    gpu: str = ""
-    gpus: int | None = None
+    gpu_name: str = ""
+    gpu_count: int | None = None
     ignored_flags: tuple[str, ...] = ()
     unknown_flags: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -120,14 +120,14 @@ class LaunchedServer:
             "place": self.place_in_file,
             "program": program_name,
             "version": engine_version,
-            "model": self.target or None,
+            "model": self.model_name or None,
             "filled_in": {
                 flag_name: json_value_of(default_value) for flag_name, default_value in default_flags.items()
             },
-            "overridden": {flag_name: override.data() for flag_name, override in self.option_overrides.items()},
+            "overridden": {flag_name: override.json_data() for flag_name, override in self.option_overrides.items()},
             "env": dict(self.env),
-            "gpu": self.gpu or None,
-            "gpus": self.gpus,
+            "gpu": self.gpu_name or None,
+            "gpus": self.gpu_count,
             "ignored": list(self.ignored_flags),
             "unknown": dict(self.unknown_flags),
             "notes": list(self.notes),

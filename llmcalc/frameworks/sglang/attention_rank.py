@@ -37,8 +37,8 @@ class AttentionRank(EngineRank):
             self.network_rank,
             self.quantize,
             self.dtype,
-            self.with_towers,
-            self.with_mtp,
+            self.includes_towers,
+            self.includes_mtp,
         ).shared()
 
     @cached_property

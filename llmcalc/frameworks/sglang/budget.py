@@ -85,9 +85,9 @@ class SGLangServer(EngineServer):
     layout_fields = "tp_size", "pp_size", "dp_size"
     default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
     long_request_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-    stages_variable = "SGLANG_PP_LAYER_PARTITION"  # srt/distributed/utils.py, `get_pp_indices`
+    stage_layers_variable = "SGLANG_PP_LAYER_PARTITION"  # srt/distributed/utils.py, `get_pp_indices`
     runs_float32_in_16_bits = True  # configs/model_config.py, `_get_and_verify_dtype`
-    deciding_flags = {
+    deciding_flags_by_term = {
         "weights": (
             "dtype",
             "quantize",
@@ -298,7 +298,7 @@ class SGLangServer(EngineServer):
         return self.hardware.vendor.upper().startswith("AMD")
 
     @property
-    def aiter_share(self) -> float:
+    def aiter_memory_factor(self) -> float:
         """The factor on the memory fraction with AMD's attention kernels, which need additional memory.
 
         Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
@@ -333,7 +333,7 @@ class SGLangServer(EngineServer):
     def cache_fraction(self) -> float:
         """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
         if "mem_fraction_static" in self.flags:
-            return float(self.flags["mem_fraction_static"]) * self.aiter_share
+            return float(self.flags["mem_fraction_static"]) * self.aiter_memory_factor
         if self.rules.fraction == "by_tp":
             return self.engine_record.memory_fraction_of_tp(self.tp)
         memory_gib = self.nvidia_smi_gib
@@ -344,7 +344,7 @@ class SGLangServer(EngineServer):
                 f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
                 f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",
             )
-        return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_share
+        return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_memory_factor
 
     @property
     def reserve_gib(self) -> float:
@@ -393,14 +393,14 @@ class SGLangServer(EngineServer):
 
     def loads_draft_modules(self, stage_number: int) -> bool:
         """Whether a stage has drafting modules, whose memory reduces the KV cache."""
-        return self.speculation.with_mtp and stage_number == self.pp - 1
+        return self.speculation.uses_mtp and stage_number == self.pp - 1
 
     @cached_property
     def draft(self) -> EngineRank | None:
         """The draft model on one rank; None without one."""
-        if self.speculation.draft is None:
+        if self.speculation.draft_model is None:
             return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype).shared()
+        return EngineRank(self.speculation.draft_model, Layout(tp=self.tp), 0, None, self.dtype).shared()
 
     def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
@@ -466,7 +466,7 @@ class SGLangServer(EngineServer):
         )
         return (
             engine_rank.weight_bytes
-            + self.repeated_bytes(engine_rank)
+            + self.replicated_bytes(engine_rank)
             + self.copied_projection_bytes(engine_rank)
             + draft_bytes
             + self.draft_vocabulary_bytes(engine_rank)
@@ -497,7 +497,7 @@ class SGLangServer(EngineServer):
         On a stage without the model's own modules that draft: 0. Attention's ranks divide the embedding, and with
         `--enable-dp-lm-head` the head, which all ranks divide otherwise.
         """
-        if self.speculation.with_mtp and not engine_rank.with_mtp:
+        if self.speculation.uses_mtp and not engine_rank.includes_mtp:
             return 0
         model, attention_ranks = self.preset.model, self.whole_layout.tp
         ranks_of_table = {
@@ -516,7 +516,7 @@ class SGLangServer(EngineServer):
         default_backend = "marlin" if float(self.hardware.compute_capability or 0) >= MARLIN_CAPABILITY else "auto"
         return str(self.flags.get("moe_runner_backend", default_backend)).lower() == "marlin"
 
-    def repeated_bytes(self, engine_rank: EngineRank) -> int:
+    def replicated_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of networks that every rank stores in full, in a model with experts.
 
         These are dense networks (`--moe-dense-tp-size`), and shared experts beside those that get tokens from a library
@@ -606,29 +606,29 @@ class SGLangServer(EngineServer):
         """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
         if compressed_layers(engine_rank):
             return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
-        token_caches = replace(engine_rank, with_mtp=False).token_caches
+        token_caches = replace(engine_rank, includes_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window_ratio = self.token_pool_ratios
         if not token_caches:
             raise engine_rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
-        full_layer_count = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        has_separate_draft_cache = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
+        full_layer_count = max((cache.layer_count for cache in token_caches if cache.window is None), default=0)
+        has_separate_draft_cache = self.speculation.drafts_blocks and self.rules.sizes_block_drafts
         draft_layer_count = (
             draft_layers(self.speculation, self.preset) if full_layer_count and not has_separate_draft_cache else 0
         )
         token_bytes: Fraction | int = sum(
             engine_rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
-                cache.layers * Fraction(window_ratio)
+                cache.layer_count * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
-                else cache.layers + (draft_layer_count if cache.window is None else 0)
+                else cache.layer_count + (draft_layer_count if cache.window is None else 0)
             )
             for cache in token_caches
         )
         if has_separate_draft_cache and self.draft is not None:
             token_bytes += sum(
-                self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layers
+                self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layer_count
                 for cache in self.draft.token_caches
             )
         return max(0, int(available_bytes // token_bytes))
@@ -656,7 +656,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         cache_tokens = server.cache_tokens_in_bytes(
             engine_rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
         )
-        has_request_slots = slot_pool is None or slot_pool.requests > 0
+        has_request_slots = slot_pool is None or slot_pool.request_count > 0
         stage_memories.append(
             (cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, engine_rank, slot_pool)
         )
@@ -696,17 +696,17 @@ def memory(server: SGLangServer) -> EngineMemory:
     startup_error = ""
     if cache_tokens == 0:
         startup_error = server.engine_record.messages[
-            "no_cache" if slot_pool is None or slot_pool.requests else "no_states"
+            "no_cache" if slot_pool is None or slot_pool.request_count else "no_states"
         ]
     max_concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
-        blocks=cache_tokens // page_tokens,
-        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.requests),
-        state_requests=None if slot_pool is None else slot_pool.requests,
+        block_count=cache_tokens // page_tokens,
+        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.request_count),
+        requests_with_states=None if slot_pool is None else slot_pool.request_count,
         divides_request_limit=server.has_divided_attention,
-        starts=not startup_error,
+        can_start=not startup_error,
         message=startup_error,
         max_model_len=request_length,
         devices=server.device_count,
@@ -764,10 +764,11 @@ def _server_notes(server: SGLangServer) -> list[str]:
 
 def _states_note(slot_pool: StatePool | None, max_concurrency: float) -> str:
     """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
-    if slot_pool is None or slot_pool.requests >= max_concurrency:
+    if slot_pool is None or slot_pool.request_count >= max_concurrency:
         return ""
     return (
-        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
+        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.request_count:,} requests at "
+        "once "
         "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )
 

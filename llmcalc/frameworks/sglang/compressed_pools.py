@@ -43,14 +43,14 @@ EVICTION_INTERVAL = 128
 class CacheSizes(NamedTuple):
     """The sizes of one rank's caches of compressed attention.
 
-    layers: number of layers of the model, with the layer that drafts.
+    layer_count: number of layers of the model, with the layer that drafts.
     short_entry_layers, long_entry_layers: number of layers with entries of 4 tokens, and of 128 tokens.
     key_width, key_bytes: elements and bytes of a key.
     index_width: elements of an indexer's key.
     window_tokens: tokens of a window.
     """
 
-    layers: int
+    layer_count: int
     short_entry_layers: int
     long_entry_layers: int
     key_width: int
@@ -70,7 +70,7 @@ def _cache_sizes(engine_rank: EngineRank) -> CacheSizes:
     first_mixer = mixers_and_layers[0][0]
     index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
-        layers=sum(layer_count for _, layer_count in mixers_and_layers) + DRAFTING_LAYERS,
+        layer_count=sum(layer_count for _, layer_count in mixers_and_layers) + DRAFTING_LAYERS,
         short_entry_layers=sum(
             layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY
         ),
@@ -101,7 +101,11 @@ def compressed_tokens(
     """
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, request_limit = _cache_sizes(engine_rank), rank_load.draft_tokens, rank_load.requests
+    cache_sizes, draft_tokens, request_limit = (
+        _cache_sizes(engine_rank),
+        rank_load.draft_tokens,
+        rank_load.request_limit,
+    )
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
@@ -109,7 +113,7 @@ def compressed_tokens(
         4 * (cache_sizes.key_width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short_entry_layers
     )
     long_state_bytes = 2 * cache_sizes.key_width * FLOAT32_BYTES * cache_sizes.long_entry_layers
-    window_token_bytes = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layers
+    window_token_bytes = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layer_count
     window_token_bytes += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
     entry_bytes = (
         (
@@ -124,7 +128,9 @@ def compressed_tokens(
         / LONG_ENTRY
         * cache_sizes.long_entry_layers
     )
-    draft_layer_factor = (cache_sizes.layers + 1) / cache_sizes.layers if draft_tokens else 1  # a layer that drafts
+    draft_layer_factor = (
+        (cache_sizes.layer_count + 1) / cache_sizes.layer_count if draft_tokens else 1
+    )  # a layer that drafts
     fixed_bytes = 0.0
     if has_paged_states and request_limit is not None and "swa_full_tokens_ratio" not in flags:
         window_share = 0

@@ -34,12 +34,12 @@ ENGINE = Engine(
         "kv_cache": "--mem-fraction-static",
     },
     plugin_vendors=("Google", "Huawei", "Intel"),  # sglang-jax, and the pages of docs/hardware-platforms
-    least_capability=7.5,  # docs/get_started/quickstart
+    minimum_compute_capability=7.5,  # docs/get_started/quickstart
     stacks_by_version=(((0,), "sglang-2025"), ((0, 5, 10), "sglang-0510"), ((0, 5, 14), "sglang")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     benchmark_remark=" (`sglang.bench_serving` draws uneven ones unless --random-range-ratio is 1)",
-    step_tokens="chunked_prefill_size",
-    step_sequences="max_running_requests",
+    batch_tokens_flag="chunked_prefill_size",
+    request_limit_flag="max_running_requests",
     start_words=("python", "-m", "sglang.launch_server", "--model-path"),
     applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
 )

@@ -32,12 +32,12 @@ DEFAULT_SLOTS = 512
 class RankLoad(NamedTuple):
     """The requests of a rank.
 
-    requests: the most that run at once; None without a limit. replicas: replicas of attention.
+    request_limit: the most that run at once; None without a limit. replica_count: replicas of attention.
     draft_tokens: drafted tokens that a request verifies at once.
     """
 
-    requests: int | None
-    replicas: int
+    request_limit: int | None
+    replica_count: int
     draft_tokens: int
 
 
@@ -45,12 +45,12 @@ class StatePool(NamedTuple):
     """The slots for recurrent states on a rank.
 
     slot_count: number of slots.
-    requests: number of requests that can run at once with these slots.
+    request_count: number of requests that can run at once with these slots.
     remaining_bytes: bytes that are left for the KV cache.
     """
 
     slot_count: int
-    requests: int
+    request_count: int
     remaining_bytes: int
 
 
@@ -110,7 +110,7 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     )
     format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
     format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
-    return sum(cache.layers * cache.bytes for cache in engine_rank.stored_states(format_ratios=format_ratios))
+    return sum(cache.layer_count * cache.bytes for cache in engine_rank.stored_states(format_ratios=format_ratios))
 
 
 def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:

@@ -43,14 +43,15 @@ class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
     verified_tokens: drafted tokens that a request verifies at once; 0 without drafts.
-    with_mtp: whether the model's own modules draft. draft: the draft model; None without one, or if it is not counted.
-    drafts_a_block: whether the draft proposes all tokens in one pass.
+    uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one, or if it is not
+        counted.
+    drafts_blocks: whether the draft proposes all tokens in one pass.
     """
 
     verified_tokens: int = 0
-    with_mtp: bool = False
-    draft: Preset | None = None
-    drafts_a_block: bool = False
+    uses_mtp: bool = False
+    draft_model: Preset | None = None
+    drafts_blocks: bool = False
 
 
 NO_DRAFTS = Speculation()
@@ -86,7 +87,7 @@ def speculation_of(
                 f"--speculative-algorithm {draft_algorithm}: llmcalc counts no modules of multi-token prediction of "
                 f"this model; expected {FLAG} too, or the run without the flag"
             )
-        return Speculation(tokens, with_mtp=True)
+        return Speculation(tokens, uses_mtp=True)
     draft_model = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
     states_reader = states_reader_of(draft_model.model)
     if draft_algorithm != "standalone" and states_reader is None:
@@ -95,7 +96,7 @@ def speculation_of(
                 f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected --speculative-algorithm "
                 "standalone"
             )
-        return Speculation(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
+        return Speculation(tokens, uses_mtp=True)  # the path of the target itself, whose modules draft
     if states_reader is not None and drafts_a_block is not (states_reader.start == "embedding"):
         expected_algorithm = "eagle3" if drafts_a_block else " or ".join(BLOCK_ALGORITHMS)
         raise InputError(
@@ -106,7 +107,7 @@ def speculation_of(
     if drafts_a_block and not _has_stated_verified_tokens(flags, str(draft_algorithm)):
         block_tokens = _block_size(draft_model)
         tokens = tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
-    return Speculation(tokens, draft=draft_model, drafts_a_block=drafts_a_block)
+    return Speculation(tokens, draft_model=draft_model, drafts_blocks=drafts_a_block)
 
 
 def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counted: bool) -> None:
@@ -164,9 +165,9 @@ def draft_vocabulary_tables(speculation: Speculation, target_preset: Preset) -> 
     They are released for those of the target after the KV cache is sized (speculative/eagle_worker_v2.py,
     `alloc_memory_pool` and `init_lm_head`).
     """
-    if speculation.draft is not None:
-        return () if speculation.drafts_a_block else speculation.draft.model.from_target
-    if not speculation.with_mtp:
+    if speculation.draft_model is not None:
+        return () if speculation.drafts_blocks else speculation.draft_model.model.from_target
+    if not speculation.uses_mtp:
         return ()
     return ("embed_tokens",) if target_preset.model.tie_word_embeddings else ("embed_tokens", "lm_head")
 
@@ -177,10 +178,10 @@ def draft_layers(speculation: Speculation, preset: Preset) -> int:
     Modules with a window are those of MiMo-V2, of which its configs state no number: SGLang then counts none
     (model_executor/model_runner_components/spec_aux_hidden_state.py, `_resolve_eagle_aux_hidden_state`).
     """
-    if speculation.draft is not None:
-        return sum(int(layer_stack.num_hidden_layers) for _, layer_stack in speculation.draft.model.stacks())
+    if speculation.draft_model is not None:
+        return sum(int(layer_stack.num_hidden_layers) for _, layer_stack in speculation.draft_model.model.stacks())
     mtp_part = preset.model.mtp
-    if mtp_part is None or not speculation.with_mtp:
+    if mtp_part is None or not speculation.uses_mtp:
         return 0
     if getattr(mtp_part.prediction_block(preset.model.main).attention, "sliding_window", None) is not None:
         return 0

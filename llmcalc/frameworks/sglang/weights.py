@@ -25,7 +25,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
         "fp4",
     ):
         return 0
-    included_parts = included_part_names(engine_rank.with_mtp, with_towers=False)
+    included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     expert_elements = sum(
         int(tensor.size) * int(position.copies)
         for position in engine_rank.model.tree().walk()

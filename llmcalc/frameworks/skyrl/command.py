@@ -147,7 +147,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launch_settings = (_megatron_run if is_megatron else _fsdp_run)(reader, config, world_size)
         rollout = _rollout(reader, config, launch_settings, is_megatron)
         model_id = model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
-        return reader.launch("megatron" if is_megatron else "fsdp2", launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch(
+            "megatron" if is_megatron else "fsdp2", launch_settings, model_name=model_id, rollout=rollout
+        )
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
@@ -308,13 +310,13 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
         engine=engine_name if engine_name == "vllm" else "",
         flags=flags,
         sleeps_while_idle=True,
-        is_own_process=True,
+        is_separate_process=True,
         offloaded_states=frozenset(("weights", "optimizer", "gradients")),
         reference_model=reference_model,
         critic_location="host" if has_critic else "none",
-        sequences=reader.integer(config, "trainer.micro_forward_batch_size_per_gpu", 1),
-        tokens=settings["seq"] // layout.cp,
-        logit_tokens=settings["seq"] // layout.cp,
+        sequence_count=reader.integer(config, "trainer.micro_forward_batch_size_per_gpu", 1),
+        tokens_per_sequence=settings["seq"] // layout.cp,
+        logit_tokens_per_sequence=settings["seq"] // layout.cp,
         logit_bytes=2 if not is_megatron else 6,
         transfer_bytes=1 << 30,  # `weight_transfer_threshold_cuda_ipc_GB`
     )

@@ -107,7 +107,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             reader.notes.append(SFT_NOTE)
         rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
         model_id = model_name(arguments.get("--hf-checkpoint"))
-        return reader.launch("megatron", launch_settings, target=model_id, rollout=rollout)
+        return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _is_ignored_argument(argument_name: str) -> bool:
@@ -244,10 +244,10 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         flags=flags,
         written_flags=_slime_arguments_by_flag() if is_colocated else {},
         sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
-        is_own_process=True,
+        is_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
-        tokens=tokens,
-        logit_tokens=tokens,
+        tokens_per_sequence=tokens,
+        logit_tokens_per_sequence=tokens,
         logit_bytes=8,  # fp32, and the copy of which the exponentials are taken
     )
 

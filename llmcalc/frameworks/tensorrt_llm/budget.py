@@ -39,7 +39,7 @@ class TensorRTLLMServer(EngineServer):
     name = "tensorrt-llm"
     length_field = "max_seq_len"
     layout_fields = "tp_size", "pp_size", "ep_size"
-    deciding_flags = {
+    deciding_flags_by_term = {
         "weights": ("dtype", "quantize", "speculative_config"),
         "profile_run": ("max_num_tokens",),
         "non_torch": ("max_batch_size",),
@@ -125,7 +125,7 @@ class TensorRTLLMServer(EngineServer):
             self.layout.rank(pp=stage_number),
             self.flags.get("quantize"),
             self.dtype,
-            with_mtp=self.speculation.with_mtp and stage_number == self.pp - 1,
+            includes_mtp=self.speculation.uses_mtp and stage_number == self.pp - 1,
         ).shared()
 
     @cached_property
@@ -136,9 +136,9 @@ class TensorRTLLMServer(EngineServer):
     @cached_property
     def draft(self) -> EngineRank | None:
         """The draft model on one rank; None without one."""
-        if self.speculation.draft is None:
+        if self.speculation.draft_model is None:
             return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()
+        return EngineRank(self.speculation.draft_model, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()
 
     def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of the weights, with a draft's, RoPE tables and copies of MLA's up-projections."""
@@ -158,7 +158,11 @@ class TensorRTLLMServer(EngineServer):
         hidden_size, token_count = engine_rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if rank_experts is not None:
-            top_k, expert_width, expert_hidden_size = rank_experts.top_k, rank_experts.width, rank_experts.input_width
+            top_k, expert_width, expert_hidden_size = (
+                rank_experts.top_k,
+                rank_experts.intermediate_size,
+                rank_experts.input_width,
+            )
             inner_width = max(
                 inner_width, top_k * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
             )
@@ -178,7 +182,7 @@ class TensorRTLLMServer(EngineServer):
         caching_ranks = [engine_rank] if self.draft is None else [engine_rank, self.draft]
         return int(
             sum(
-                cache.layers * caching_rank.token_bytes(cache, element_bytes, False)
+                cache.layer_count * caching_rank.token_bytes(cache, element_bytes, False)
                 for caching_rank in caching_ranks
                 for cache in caching_rank.token_caches
             )
@@ -236,7 +240,7 @@ class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
     terms: tuple[MemoryTerm, ...]
-    blocks: int
+    block_count: int
 
 
 def memory(server: TensorRTLLMServer) -> EngineMemory:
@@ -244,16 +248,16 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
 
     Raises `InputError` for flags that contradict the model.
     """
-    fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage_memory: stage_memory.blocks)
+    fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage_memory: stage_memory.block_count)
     block_tokens, max_seq_len = server.tokens_per_block, server.longest_request
-    tokens = fullest_stage.blocks * block_tokens
-    startup_error = server.engine_record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
+    tokens = fullest_stage.block_count * block_tokens
+    startup_error = server.engine_record.messages["no_cache"] if fullest_stage.block_count == 0 else ""
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=tokens,
-        blocks=fullest_stage.blocks,
-        max_concurrency=fullest_stage.blocks / -(-max_seq_len // block_tokens),
-        starts=not startup_error,
+        block_count=fullest_stage.block_count,
+        max_concurrency=fullest_stage.block_count / -(-max_seq_len // block_tokens),
+        can_start=not startup_error,
         message=startup_error,
         max_model_len=max_seq_len,
         devices=server.device_count,
@@ -268,7 +272,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
 def _cache_notes(server: TensorRTLLMServer, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     cache_notes = []
-    if server.speculation.with_mtp or server.draft is not None:
+    if server.speculation.uses_mtp or server.draft is not None:
         cache_notes.append("the passes that draft tokens, and their CUDA graphs, are not counted; they may take more")
     if not is_startup_error and cache_tokens < server.longest_request:
         cache_notes.append(

@@ -30,11 +30,12 @@ ENGINE = Engine(
         "kv_cache": "--kv_cache_dtype",
     },
     vendors=("NVIDIA",),
-    least_capability=8.0,  # docs/source/overview.md, docs/source/legacy/reference/support-matrix.md: from Ampere on
+    # docs/source/overview.md, docs/source/legacy/reference/support-matrix.md: from Ampere on
+    minimum_compute_capability=8.0,
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks_by_version=(((0,), "tensorrt-llm"),),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
-    step_tokens="max_num_tokens",
-    step_sequences="max_batch_size",
+    batch_tokens_flag="max_num_tokens",
+    request_limit_flag="max_batch_size",
     start_words=("trtllm-serve",),
 )

@@ -30,11 +30,11 @@ UNMODELLED_KEYS = {"mtp_eagle_one_model": False, "use_mtp_vanilla": True, "eagle
 class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
-    with_mtp: whether the model's own modules draft. draft: the draft model; None without one.
+    uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one.
     """
 
-    with_mtp: bool = False
-    draft: Preset | None = None
+    uses_mtp: bool = False
+    draft_model: Preset | None = None
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
@@ -55,7 +55,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
                 f"{FLAG}: decoding_type MTP: llmcalc counts no modules of multi-token prediction of this model; "
                 "expected the run without speculative_config"
             )
-        return Speculation(with_mtp=True)
+        return Speculation(uses_mtp=True)
     if not decoding_type:
         raise InputError(f"{FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram")
     if decoding_type not in EAGLE_TYPES or not isinstance(model_table, str | Preset):
@@ -70,4 +70,4 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"
         )
     check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
-    return Speculation(draft=draft_model)
+    return Speculation(draft_model=draft_model)

@@ -52,7 +52,7 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
             shorter_pass = stage_run.passes_without_repeat() if repeat_count == SHORT_RUN_REPEATS else None
             if shorter_pass is not None:
                 pass_bytes.append(shorter_pass)
-            elif stage_run.layers.has_one_kind:
+            elif stage_run.stage_layers.has_one_kind:
                 pass_bytes.append(stage_run.run_passes(repeat_count))
             else:  # a shorter run numbers its layers anew, and has parameters of its own
                 pass_bytes += measure_passes(layout, stage, [repeat_count])
@@ -72,8 +72,8 @@ class StageRun:
         self.chunk = RingChunk(rank_setup, stage, self.meter)
         if self.chunk.lowering.ring is not None:
             self.chunk.lowering.ring = replace(self.chunk.lowering.ring, runs_only_peak_rounds=True)
-        self.layers: StageLayers = StageLayers(self.chunk.program, self.chunk.lowering)
-        self.layers.set_repeats(first_repeats)
+        self.stage_layers: StageLayers = StageLayers(self.chunk.program, self.chunk.lowering)
+        self.stage_layers.set_repeats(first_repeats)
         self.chunk.set_up()
         set_up_bytes = self.meter.live_bytes
         self._run_micro_batch()
@@ -92,7 +92,7 @@ class StageRun:
         self._constant_bytes = remaining_bytes + sum(excess_bytes for _, excess_bytes in whole_gradients)
         self._has_whole_gradients = bool(whole_gradients)
         self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
-        self._latest: tuple[int, PassVisits, PassVisits] | None = None
+        self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
         """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
@@ -106,10 +106,10 @@ class StageRun:
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
-        self.layers.set_repeats(layer_repeats)
+        self.stage_layers.set_repeats(layer_repeats)
         start_bytes = self.meter.live_bytes
         measured_passes = self._run_micro_batch()
-        self._latest = measured_passes if self.meter.live_bytes == start_bytes else None
+        self._latest_passes = measured_passes if self.meter.live_bytes == start_bytes else None
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
@@ -119,11 +119,11 @@ class StageRun:
         does not go on to more replays than a user waits for.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
-        if self._latest is None or self.layers.stack is None:
+        if self._latest_passes is None or self.stage_layers.stack is None:
             return None
-        saved_bytes, forward_visits, backward_visits = self._latest
+        saved_bytes, forward_visits, backward_visits = self._latest_passes
         work_units = forward_visits.work_units + backward_visits.work_units
-        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.layers.stack)
+        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.stage_layers.stack)
         if shorter_passes is None:
             return None
         forward_visits, backward_visits, repeat_bytes = shorter_passes
@@ -139,7 +139,7 @@ class StageRun:
             PeakByPath(pass_visits.peak_by_path()).plus_bytes(self._constant_bytes)
             for pass_visits in (forward_visits, backward_visits)
         )
-        return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradients=self._extra_elements)
+        return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradient_elements=self._extra_elements)
 
 
 THREADS = 2

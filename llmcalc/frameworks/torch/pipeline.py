@@ -67,9 +67,10 @@ class RankSetup:
 class ModelChunk(TrainingRun):
     """The layers of one pipeline stage on a rank.
 
-    number: index of the chunk on its rank. passes: recorder or player of its passes; None (default) if they run.
-    received, gradients: per micro-batch, the tensors received from other ranks in the forward and backward pass.
-    flights: per micro-batch, the chunk's output until its backward pass has run.
+    chunk_index: index of the chunk on its rank. pass_recorder: recorder or player of its passes; None (default) if they
+        run.
+    receive_buffers, gradients: per micro-batch, the tensors received from other ranks in the forward and backward pass.
+    outputs_in_flight: per micro-batch, the chunk's output until its backward pass has run.
     profiles: the kernels without and with tensor parallelism.
     """
 
@@ -81,12 +82,12 @@ class ModelChunk(TrainingRun):
         rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
         super().__init__(rank_setup.spec, rank_setup.training_config, memory_meter=memory_meter, program=rank_flow)
         self.lowering.first_layer_index = stage.layers.start
-        self.number = 0
-        self.passes: PassRecorder | PassPlayer | None = None
+        self.chunk_index = 0
+        self.pass_recorder: PassRecorder | PassPlayer | None = None
         self.step_tokens: Tensor | None = None
-        self.received: list[Tensor] = []
+        self.receive_buffers: list[Tensor] = []
         self.gradients: list[Tensor] = []
-        self.flights: dict[int, Tensor] = {}
+        self.outputs_in_flight: dict[int, Tensor] = {}
 
     def _check_choices(self) -> None:
         if self.stage.has_head:
@@ -135,7 +136,7 @@ class ModelChunk(TrainingRun):
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
-    def take_batch(self, token_ids: Tensor) -> None:
+    def store_batch_tokens(self, token_ids: Tensor) -> None:
         """Stores the tokens of all micro-batches of a step."""
         self.step_tokens = token_ids
 
@@ -154,7 +155,7 @@ class ModelChunk(TrainingRun):
         for _ in range(self.training_config.microbatches):
             receive_buffer = self.lowering.create_stage_input(self.program)
             if receive_buffer is not None:
-                self.received.append(receive_buffer)
+                self.receive_buffers.append(receive_buffer)
             if not self.stage.has_head:
                 assert self.program.result is not None
                 with count_storages_as(self.meter, "communication"):
@@ -165,10 +166,10 @@ class ModelChunk(TrainingRun):
         """Runs the forward pass of micro-batch `i`, and returns and stores the output."""
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
-        if self.received:
-            self.lowering.inputs[STAGE_INPUT_KEY] = self.received[i]
-        output_tensor = self._run_forward(self.received[i] if self.received else None, self.run_layers)
-        self.flights[i] = output_tensor
+        if self.receive_buffers:
+            self.lowering.inputs[STAGE_INPUT_KEY] = self.receive_buffers[i]
+        output_tensor = self._run_forward(self.receive_buffers[i] if self.receive_buffers else None, self.run_layers)
+        self.outputs_in_flight[i] = output_tensor
         return output_tensor
 
     def forward_and_loss(self, i: int) -> Tensor | None:
@@ -183,7 +184,11 @@ class ModelChunk(TrainingRun):
         """Computes the loss of the current micro-batch."""
         self.meter.place = AllocationPlace("forward", path="loss")
         compute_losses = partial(self._compute_losses, output_tensor)
-        return compute_losses() if self.passes is None else self.passes.loss(self.number, output_tensor, compute_losses)
+        return (
+            compute_losses()
+            if self.pass_recorder is None
+            else self.pass_recorder.loss(self.chunk_index, output_tensor, compute_losses)
+        )
 
     def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss, or without a language-model head a scalar whose gradient has the output's shape."""
@@ -195,27 +200,31 @@ class ModelChunk(TrainingRun):
 
     def _run_forward(self, stage_input: Tensor | None, run_layers: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""
-        return run_layers() if self.passes is None else self.passes.forward(self.number, stage_input, run_layers)
+        return (
+            run_layers()
+            if self.pass_recorder is None
+            else self.pass_recorder.forward(self.chunk_index, stage_input, run_layers)
+        )
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run_layers: Callable[[], None]) -> None:
         """Runs, records or replays a backward pass of the chunk."""
-        if self.passes is None:
+        if self.pass_recorder is None:
             run_layers()
         else:
-            self.passes.backward(self.number, [*stage_inputs, *self.parameters], run_layers)
+            self.pass_recorder.backward(self.chunk_index, [*stage_inputs, *self.parameters], run_layers)
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         """Runs the backward pass of micro-batch `i`. Returns the gradient of the stage's input, which is sent."""
-        stage_output = self.flights.pop(i)
-        stage_inputs = self.received[i : i + 1]
+        stage_output = self.outputs_in_flight.pop(i)
+        stage_inputs = self.receive_buffers[i : i + 1]
         if loss is not None:
             self._run_backward(stage_inputs, partial(self.backward, loss))
             stage_output.node = None  # `detach_`
         else:
             self._run_backward(stage_inputs, partial(self._backward_from, stage_output, self.gradients[i]))
-        if not self.received:
+        if not self.receive_buffers:
             return None
-        input_gradient, self.received[i].grad = self.received[i].grad, None
+        input_gradient, self.receive_buffers[i].grad = self.receive_buffers[i].grad, None
         return input_gradient
 
 
@@ -245,20 +254,20 @@ class RankRun:
                 f"micro-batch, and all are replayed; expected at most {microbatch_limit:,}"
             )
         coordinates = layout.coordinates(rank_setup.rank)
-        self.setup: RankSetup = rank_setup
+        self.rank_setup: RankSetup = rank_setup
         self.layout: Layout = layout
-        self.training: TrainingConfig = training_config
+        self.training_config: TrainingConfig = training_config
         self.meter: Meter | EventRecorder = memory_meter
         layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace_bytes = chunk_index, rank_setup.workspace_bytes
+            model_chunk.chunk_index, model_chunk.workspace_bytes = chunk_index, rank_setup.workspace_bytes
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).actions_by_rank[
-            coordinates.pp
-        ]
+        self.schedule_actions: Sequence[PassAction] = pipeline(
+            layout, training_config.microbatches, group_size
+        ).actions_by_rank[coordinates.pp]
         self.buckets: list[Storage] = []
         self.has_buckets: bool = layout.dp > 1
 
@@ -276,7 +285,7 @@ class RankRun:
 
     def _make_buckets(self) -> None:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
-        element_bytes = DTYPES[self.training.dtype].bytes
+        element_bytes = DTYPES[self.training_config.dtype].bytes
         ordered_weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
@@ -300,7 +309,7 @@ class RankRun:
 
     def begin_step(self) -> None:
         """Counts a training step, and allocates the step's tokens."""
-        pass_recorder = self.chunks[0].passes
+        pass_recorder = self.chunks[0].pass_recorder
         if pass_recorder is not None:
             pass_recorder.begin_step()
         if self.layout.pp > 1:
@@ -317,10 +326,14 @@ class RankRun:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
-            token_ids = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
+            token_ids = empty(
+                self.meter,
+                (self.training_config.microbatches * self.training_config.batch, self.training_config.seq),
+                INT64,
+            )
         is_first_step = self.chunks[0].step_tokens is None
         for model_chunk in self.chunks:
-            model_chunk.take_batch(token_ids)
+            model_chunk.store_batch_tokens(token_ids)
             if is_first_step:
                 model_chunk._initialize_stage()
 
@@ -328,7 +341,7 @@ class RankRun:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
         in_flight_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
         losses_by_pass: dict[tuple[int, int], Tensor] = {}
-        for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.order):
+        for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.schedule_actions):
             model_chunk, pass_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
@@ -344,7 +357,7 @@ class RankRun:
                 del loss
             else:
                 model_chunk.backward_one_chunk(microbatch, losses_by_pass.get(pass_key))
-                if microbatch == self.training.microbatches - 1:
+                if microbatch == self.training_config.microbatches - 1:
                     model_chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
@@ -352,7 +365,7 @@ class RankRun:
 
     def _one_forward_one_backward(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
-        is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training.microbatches
+        is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training_config.microbatches
         warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []

@@ -40,21 +40,21 @@ class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
     pass_traces: events of each kind of pass; None if passes do not repeat.
-    layers_before: per chunk, the layers before it in the recorded rank.
+    layers_before_chunks: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     replay_results: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
     pass_traces: Mapping[PassCase, PassTrace] | None
-    layers_before: Sequence[int]
+    layers_before_chunks: Sequence[int]
     parameters: Sequence[ParameterSet | None]
     replay_results: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
         """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
-        chunk_pairs = zip(model_chunks, self.layers_before, strict=True)
+        chunk_pairs = zip(model_chunks, self.layers_before_chunks, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 
 
@@ -201,13 +201,13 @@ def _replay_recorded(
     """Sets up a run that replays recorded passes. pass_traces: the recorded rank's traces."""
     pass_player = PassPlayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
-        model_chunk.passes, model_chunk.lowering.known_parameters = pass_player, parameters
+        model_chunk.pass_recorder, model_chunk.lowering.known_parameters = pass_player, parameters
     rank_run.set_up()
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
-    spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
+    spec, layout, rank = rank_run.rank_setup.spec, rank_run.layout, rank_run.rank_setup.rank
     coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1
     vocabulary_shard = 0 if spec.vocab_size % layout.tp == 0 else coordinates.tp  # every other axis is divided evenly
@@ -247,7 +247,7 @@ def _record_steps(
     """
     pass_recorder = PassRecorder(recorder, len(rank_run.chunks))
     for model_chunk in rank_run.chunks:
-        model_chunk.passes = pass_recorder
+        model_chunk.pass_recorder = pass_recorder
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
     for microbatch_count in STEPS:
@@ -292,9 +292,9 @@ def run_in_groups(model_chunks: Sequence[ModelChunk], microbatch_count: int, gro
         group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
         for model_chunk in model_chunks:
             for microbatch in group_microbatches:
-                chunk_losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
+                chunk_losses[model_chunk.chunk_index].append(model_chunk.forward_and_loss(microbatch))
                 if model_chunk is last_chunk:
-                    model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])
+                    model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.chunk_index][microbatch])
         for model_chunk in reversed(model_chunks):
             for microbatch in () if model_chunk is last_chunk else group_microbatches:
-                model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])
+                model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.chunk_index][microbatch])

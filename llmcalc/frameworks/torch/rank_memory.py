@@ -30,7 +30,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     )
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
-    if titan_settings(training_run.own_settings).float8 is not None:
+    if titan_settings(training_run.framework_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors_term = IN_FLOAT8

@@ -153,7 +153,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             outer_groups=_outer_groups(reader, config),
         )
         launched_run = sharded_launch(
-            reader, world_size, run_settings, fsdp_settings, reshards_weights, target=MODELS[plain_name]
+            reader, world_size, run_settings, fsdp_settings, reshards_weights, model_name=MODELS[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
 

@@ -159,9 +159,13 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         format_settings, _ = weight_formats(reader, arguments, "float32")
         launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
         bytes_per_weight = 2 if "dtype" in format_settings else 4
-        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and bytes_per_weight == 4:
+        if (
+            isinstance(launched_run.frozen_model, FrozenModel)
+            and launched_run.framework == "fsdp2"
+            and bytes_per_weight == 4
+        ):
             # gathered in 16 bits alone
-            launched_run = replace(launched_run, frozen=replace(launched_run.frozen, dtype="float32"))
+            launched_run = replace(launched_run, frozen_model=replace(launched_run.frozen_model, dtype="float32"))
         if has_teacher and not is_grpo:
             return with_teacher(reader, config, launched_run, bytes_per_weight)
         if not is_grpo:
@@ -240,7 +244,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
         )
     settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
-    reference_model = reader.frozen
-    reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type
+    reference_model = reader.frozen_model
+    reader.frozen_model = (
+        replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type
+    )
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
     return {**settings, "cross_entropy": "chunked"}

@@ -220,7 +220,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         launched_run,
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
         notes=(*launched_run.notes, *notes),
-        keeps_checkpoint_format=keeps_published_weights(launched_run, config),
+        keeps_checkpoint_dtype=keeps_published_weights(launched_run, config),
     )
 
 

@@ -84,7 +84,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= fused_loss(reader)
         reader.counts_longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND)
-        return replace(trainer_launch(reader, {}, run_settings), stack=STACK)
+        return replace(trainer_launch(reader, {}, run_settings), software_stack=STACK)
 
 
 STACK = "unsloth"

@@ -211,7 +211,7 @@ def _run_of_calls(
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), stack=STACK)
+    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), software_stack=STACK)
     if loss_name != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
@@ -235,7 +235,7 @@ def _shared_engine_settings(
         "flags": flags,
         "sleeps_while_idle": is_standby,
         "shares_weights": True,
-        "shares_by_capacity": STANDBY_SHARES if is_standby else (),
+        "memory_fractions_by_capacity": STANDBY_SHARES if is_standby else (),
     }
 
 

@@ -105,7 +105,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             if program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
             model_id = model_name(overrides_by_key.get(sft_models[program]))
-            return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
+            return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
@@ -156,7 +156,9 @@ def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_name
     parallel_run = _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
     rollout = read_rollout(reader, config, parallel_run, uses_megatron)
     reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
-    return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+    return reader.create_launch(
+        "megatron" if uses_megatron else "fsdp2", parallel_run, model_name=model_id, rollout=rollout
+    )
 
 
 def _sets_the_actor(command_line: CommandLine) -> bool:
@@ -330,7 +332,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         "master_weights": "fp32" if weight_format in FP32 else "none",
     }
     if "lora_rank" in settings and weight_format in FP32:
-        reader.frozen = FP32_SHARDS
+        reader.frozen_model = FP32_SHARDS
         reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count

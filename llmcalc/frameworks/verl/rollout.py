@@ -51,7 +51,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         engine=engine_name,
         flags=flags,
         sleeps_while_idle=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
-        is_own_process=True,
+        is_separate_process=True,
         offloaded_states=frozenset(
             states
             for states_name, states in OFFLOADED.items()
@@ -59,9 +59,9 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         ),
         reference_model=_reference_model(reader, config, layout, is_megatron),
         critic_location=_critic_location(reader, config, is_megatron),
-        sequences=sequence_count,
-        tokens=token_count,
-        logit_tokens=token_count,
+        sequence_count=sequence_count,
+        tokens_per_sequence=token_count,
+        logit_tokens_per_sequence=token_count,
         logit_bytes=0
         if has_fused_kernels
         else 2

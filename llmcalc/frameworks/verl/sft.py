@@ -145,7 +145,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         target_pair = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
         settings |= lora_settings(reader, rank=("model.lora_rank", lora_rank), targets_argument=target_pair)
         if is_fp32:
-            reader.frozen = FP32_SHARDS
+            reader.frozen_model = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
     fsdp_strategy = reader.choice(config, "model.strategy", ("fsdp", "fsdp2"), "fsdp2")
     offloads_to_host = any(

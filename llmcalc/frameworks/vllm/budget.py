@@ -115,12 +115,12 @@ class VLLMServer(VLLMSettings):
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
-            sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
+            sequence_count=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
             compute_units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
             is_last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
             has_chunked_prefill=self.has_chunked_prefill,
-            stages=self.pp,
+            stage_count=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
             attention_workspace=sparse_workspace(engine_rank, self.longest_request, self.max_num_batched_tokens),
@@ -155,13 +155,13 @@ class VLLMServer(VLLMSettings):
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.longest_request,
             images_per_prompt=image_limit(inputs_per_prompt),
-            ranks=1 if ranks_have_whole_encoder else self.tp,
-            image_ranks=self.tp if ranks_have_whole_encoder else 1,
+            rank_count=1 if ranks_have_whole_encoder else self.tp,
+            image_rank_count=self.tp if ranks_have_whole_encoder else 1,
             element_bytes=self.element_bytes,
             video_frames=self.engine_record.frames_of_videos(self.version_of_rules, patch_size),
             image_size=image_size(inputs_per_prompt),
             videos_as_images=videos_as_images if has_videos else None,
-            chunk_bytes=chunk_bytes,
+            video_chunk_bytes=chunk_bytes,
         )
         return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
 
@@ -196,10 +196,10 @@ class VLLMServer(VLLMSettings):
         has_padded_experts = engine_rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
         if has_padded_experts and rank_experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
-                rank_experts.input_width, rank_experts.width
+                rank_experts.input_width, rank_experts.intermediate_size
             )
-            expert_bytes = 3 * rank_experts.width * rank_experts.input_width * 17 // 32
-            padding_bytes = rank_experts.layers * rank_experts.expert_count * (padded_expert_bytes - expert_bytes)
+            expert_bytes = 3 * rank_experts.intermediate_size * rank_experts.input_width * 17 // 32
+            padding_bytes = rank_experts.layer_count * rank_experts.expert_count * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copied_bytes = engine_rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(engine_rank)
         copied_bytes += unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
@@ -223,10 +223,12 @@ class VLLMServer(VLLMSettings):
 
     def repeated_encoder_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
-        if self.flags.get("mm_encoder_tp_mode") != "data" or not (engine_rank.with_towers and self.preset.model.towers):
+        if self.flags.get("mm_encoder_tp_mode") != "data" or not (
+            engine_rank.includes_towers and self.preset.model.towers
+        ):
             return 0
         whole_encoder_bytes, rank_encoder_bytes = (
-            placed_rank.weight_bytes - replace(placed_rank, with_towers=False).weight_bytes
+            placed_rank.weight_bytes - replace(placed_rank, includes_towers=False).weight_bytes
             for placed_rank in (replace(engine_rank, layout=ONE_DEVICE, rank=0), engine_rank)
         )
         return whole_encoder_bytes - rank_encoder_bytes
@@ -401,9 +403,9 @@ class VLLMServer(VLLMSettings):
         if self.flags.get("enable_lora"):
             adapter_slot_count, lora_rank = adapter_slots(self.flags)
             weight_scheme += f", with {adapter_slot_count} slots for adapters of rank {lora_rank}"
-        if self.speculation.draft is not None:
-            return f"{weight_scheme}, with {self.speculation.draft.name} that drafts"
-        return f"{weight_scheme}, with modules that draft" if self.speculation.with_mtp else weight_scheme
+        if self.speculation.draft_model is not None:
+            return f"{weight_scheme}, with {self.speculation.draft_model.name} that drafts"
+        return f"{weight_scheme}, with modules that draft" if self.speculation.uses_mtp else weight_scheme
 
     @property
     def free_bytes_at_start(self) -> int:
@@ -433,9 +435,9 @@ def memory(server: VLLMServer) -> EngineMemory:
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=kv_pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
-        blocks=block_count,
+        block_count=block_count,
         max_concurrency=max_concurrency,
-        starts=not startup_error,
+        can_start=not startup_error,
         message=startup_error,
         max_model_len=longest_tokens,
         devices=server.device_count,
@@ -443,7 +445,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         assumed_flags=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
-        most_sequences=fullest_stage.block_count
+        largest_request_limit=fullest_stage.block_count
         if startup_error.startswith(server.engine_record.messages["sequences"])
         else 0,
         notes=tuple(filter(None, (server.version.note, *_server_notes(server)))),

@@ -27,7 +27,7 @@ TAKES_KEYS_FROM = (0, 9)
 def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
-    most_sequences, block_tokens = server_memory.most_sequences, server_memory.block_size
+    most_sequences, block_tokens = server_memory.largest_request_limit, server_memory.block_size
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
@@ -39,7 +39,7 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{SAMPLER_VARIABLE}=1", {SAMPLER_VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    if server.encoder_run is not None and server.encoder_run.medium == "video":
+    if server.encoder_run is not None and server.encoder_run.input_medium == "video":
         limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
         accepts_dotted_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
         typed_limits = ".video 0" if accepts_dotted_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
@@ -65,8 +65,8 @@ def layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict[str, A
     number of devices.
     """
     for flags, server_memory in layouts_of(server, memory, most_devices):
-        if server_memory.most_sequences and "max_num_seqs" not in server.flags:
-            flags["max_num_seqs"] = server_memory.most_sequences
+        if server_memory.largest_request_limit and "max_num_seqs" not in server.flags:
+            flags["max_num_seqs"] = server_memory.largest_request_limit
             server_memory = memory(server.with_flags(**flags))
         yield flags, server_memory
 

@@ -35,12 +35,12 @@ FLOAT32_BYTES = 4
 class CachePages(NamedTuple):
     """The pages of a cache in all layers of one type.
 
-    layers: number of layers. bytes: bytes of a page. block_tokens: tokens of a page.
+    layer_count: number of layers. page_bytes: bytes of a page. block_tokens: tokens of a page.
     window: tokens that the cache keeps; None for all tokens.
     """
 
-    layers: int
-    bytes: int
+    layer_count: int
+    page_bytes: int
     block_tokens: int
     window: int | None
 
@@ -59,7 +59,7 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
     entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
     if not entry_pages:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
-    page_sizes = sorted({cache_pages.bytes for cache_pages in entry_pages})
+    page_sizes = sorted({cache_pages.page_bytes for cache_pages in entry_pages})
     page_tuple_counts = [_page_tuple_count(entry_pages), *map(_page_tuple_count, pages_by_group.values())]
     page_tuples_per_group = _page_tuples_per_group(page_tuple_counts, page_tuple_counts[0])
     layer_groups, pages_per_block = [LayerGroup(1, None, block_tokens=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
@@ -67,7 +67,7 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
         if page_layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
                 cache_pages._replace(
-                    bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.bytes)
+                    page_bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.page_bytes)
                 )
                 for cache_pages in group_pages
             ]
@@ -136,7 +136,7 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     """Returns page bytes → number of a group's layers with pages of this size."""
     layers_by_size: dict[int, int] = {}
     for cache_pages in group_pages:
-        layers_by_size[cache_pages.bytes] = layers_by_size.get(cache_pages.bytes, 0) + cache_pages.layers
+        layers_by_size[cache_pages.page_bytes] = layers_by_size.get(cache_pages.page_bytes, 0) + cache_pages.layer_count
     return layers_by_size
 
 

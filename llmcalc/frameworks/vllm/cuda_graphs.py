@@ -40,19 +40,19 @@ WIDEST_HEAD = 256
 class CUDAGraphs(NamedTuple):
     """The CUDA graphs of a server.
 
-    piecewise_graphs, full_graphs: the numbers of graphs for mixed batches and for decoding.
-    largest_batch: sequences of the largest full graph. graph_variants: 2 with graphs of adapters and without.
+    piecewise_graph_count, full_graph_count: the numbers of graphs for mixed batches and for decoding.
+    largest_batch_size: sequences of the largest full graph. graph_variants: 2 with graphs of adapters and without.
     """
 
-    piecewise_graphs: int = 0
-    full_graphs: int = 0
-    largest_batch: int = 0
+    piecewise_graph_count: int = 0
+    full_graph_count: int = 0
+    largest_batch_size: int = 0
     graph_variants: int = 1
 
     @property
     def graph_count(self) -> int:
         """The number of all graphs."""
-        return (self.piecewise_graphs + self.full_graphs) * self.graph_variants
+        return (self.piecewise_graph_count + self.full_graph_count) * self.graph_variants
 
     def estimated_bytes(
         self, graph_estimate: GraphEstimate, engine_rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
@@ -70,7 +70,8 @@ class CUDAGraphs(NamedTuple):
             + graph_estimate.mib_per_complex_layer * complex_layer_count
         )
         later_graph_count = sum(
-            max(self.graph_variants * graph_count - 1, 0) for graph_count in (self.piecewise_graphs, self.full_graphs)
+            max(self.graph_variants * graph_count - 1, 0)
+            for graph_count in (self.piecewise_graph_count, self.full_graph_count)
         )
         return int(
             max(graph_estimate.shared_mib * MIB, split_bytes)
@@ -83,14 +84,14 @@ class CUDAGraphs(NamedTuple):
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
         """
         splits_sequences = int(float(compute_capability or 0)) == FLASH_ATTENTION_3 and element_bytes == 2
-        if not splits_sequences or not 0 < self.largest_batch <= LARGEST_SPLIT_BATCH:
+        if not splits_sequences or not 0 < self.largest_batch_size <= LARGEST_SPLIT_BATCH:
             return 0
         query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
             for mixer, _ in mixers(engine_rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= WIDEST_HEAD
         ]
-        return SPLITS * self.largest_batch * max(query_widths, default=0) // engine_rank.layout.tp * 4
+        return SPLITS * self.largest_batch_size * max(query_widths, default=0) // engine_rank.layout.tp * 4
 
 
 def cuda_graphs(
@@ -118,9 +119,9 @@ def cuda_graphs(
     full_graph_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
     has_adapter_graphs = flags.get("enable_lora") and compilation_config.get("cudagraph_specialize_lora", True)
     return CUDAGraphs(
-        piecewise_graphs=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
-        full_graphs=0 if graph_mode == "PIECEWISE" else len(full_graph_sizes),
-        largest_batch=0 if graph_mode == "PIECEWISE" else max(full_graph_sizes, default=0),
+        piecewise_graph_count=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
+        full_graph_count=0 if graph_mode == "PIECEWISE" else len(full_graph_sizes),
+        largest_batch_size=0 if graph_mode == "PIECEWISE" else max(full_graph_sizes, default=0),
         graph_variants=2 if has_adapter_graphs else 1,  # v1/cudagraph_dispatcher.py
     )
 
@@ -135,4 +136,4 @@ def layers_with_many_kernels(engine_rank: EngineRank) -> int:
     _, _, rank_experts = engine_rank.widest_networks
     if rank_experts is not None or engine_rank.has_latent_selection:
         return engine_rank.number_of_layers
-    return max((state_cache.layers for state_cache in engine_rank.state_caches), default=0)
+    return max((state_cache.layer_count for state_cache in engine_rank.state_caches), default=0)

@@ -47,8 +47,8 @@ class EncoderRequest(NamedTuple):
 
     max_num_batched_tokens, max_num_seqs, max_model_len: the values of these flags.
     images_per_prompt: largest number of images of a prompt.
-    ranks: number of ranks that divide the encoder's matrices; 1 where each has them whole.
-    image_ranks: number of ranks that divide the images.
+    rank_count: number of ranks that divide the encoder's matrices; 1 where each has them whole.
+    image_rank_count: number of ranks that divide the images.
     element_bytes: bytes of an element of activations.
     video_frames: frames of the longest video, for classes whose videos have more tokens than their images; None for
         others.
@@ -59,28 +59,29 @@ class EncoderRequest(NamedTuple):
     max_num_seqs: int
     max_model_len: int
     images_per_prompt: int
-    ranks: int
-    image_ranks: int
+    rank_count: int
+    image_rank_count: int
     element_bytes: int
     video_frames: VideoFrames | None = None
     image_size: tuple[int, int] | None = None
     videos_as_images: VideosAsImages | None = None
-    chunk_bytes: int | None = None
+    video_chunk_bytes: int | None = None
 
 
 class EncoderRun(NamedTuple):
     """The image encoder's part of the profile run.
 
-    images: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the encoder.
-    output_bytes, pixel_bytes: its outputs and inputs. medium: what it reads, images or video.
+    image_count: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the
+        encoder.
+    output_bytes, pixel_bytes: its outputs and inputs. input_medium: what it reads, images or video.
     """
 
-    images: int
+    image_count: int
     tokens: int
     pass_bytes: int
     output_bytes: int
     pixel_bytes: int
-    medium: str = "images"
+    input_medium: str = "images"
 
 
 def input_limit(limit_value: Any) -> Any:
@@ -191,14 +192,14 @@ def encoder_run(
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = encoder_request.element_bytes
-    rank_patches = patches_per_input * -(-image_count // encoder_request.image_ranks)
-    if encoder_request.chunk_bytes is not None and tower.positions is not None:
-        images_per_chunk = encoder_request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
+    rank_patches = patches_per_input * -(-image_count // encoder_request.image_rank_count)
+    if encoder_request.video_chunk_bytes is not None and tower.positions is not None:
+        images_per_chunk = encoder_request.video_chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
         rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
         image_count,
         image_tokens,
-        rank_patches * (patch_elements + _layer_elements(tower, encoder_request.ranks)) * element_bytes,
+        rank_patches * (patch_elements + _layer_elements(tower, encoder_request.rank_count)) * element_bytes,
         image_count * image_tokens * spec.hidden_size * element_bytes,
         image_count * patches_per_input * patch_elements * element_bytes,
         "video" if images_per_input > 1 else "images",

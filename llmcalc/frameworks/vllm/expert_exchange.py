@@ -200,12 +200,12 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     rank_experts = engine_rank.widest_networks[2]
     if rank_experts is None:
         return 0
-    layer_bytes = (engine_rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layers
+    layer_bytes = (engine_rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layer_count
     expert_count = routed_experts(engine_rank.preset.model) + copy_count
     return (
         copy_bytes
         + layer_bytes
-        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW)) * (rank_experts.layers * expert_count)
+        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW)) * (rank_experts.layer_count * expert_count)
     )
 
 

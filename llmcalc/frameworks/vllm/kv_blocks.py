@@ -67,7 +67,7 @@ class BlockPool:
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "align"
+            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "align"
             for layer_group in self.groups
         )
 
@@ -97,7 +97,7 @@ class BlockPool:
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "current"
+            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "current"
             for layer_group in self.groups
         )
         smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
@@ -150,7 +150,7 @@ def block_pool(
     if all(cache.window is None for cache in layer_caches) and not recurrent_states:
         token_bytes = math.ceil(
             sum(
-                cache.layers * engine_rank.token_bytes(cache, element_bytes, has_scaled_latents)
+                cache.layer_count * engine_rank.token_bytes(cache, element_bytes, has_scaled_latents)
                 for cache in layer_caches
             )
         )
@@ -163,7 +163,7 @@ def block_pool(
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
     attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
-    indexer_layer_count = sum(cache.layers for cache in layer_caches if cache.kind == INDEXER)
+    indexer_layer_count = sum(cache.layer_count for cache in layer_caches if cache.kind == INDEXER)
     pool = _pool_of_layer_groups(attention_caches, recurrent_states, element_bytes, block_size, state_blocks)
     key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layer_count
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
@@ -194,20 +194,23 @@ def _pool_of_layer_groups(
     state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    most_elements_per_token = max(layer_cache.width for layer_cache in layer_caches)
+    most_elements_per_token = max(layer_cache.elements_per_token for layer_cache in layer_caches)
     layer_counts_by_kind: dict[tuple[int | None, int], int] = {}
     for layer_cache in layer_caches:
-        if most_elements_per_token % layer_cache.width:
+        if most_elements_per_token % layer_cache.elements_per_token:
             raise InputError(
-                f"--engine vllm: keys and values of {layer_cache.width} elements beside {most_elements_per_token} are "
+                f"--engine vllm: keys and values of {layer_cache.elements_per_token} elements beside "
+                f"{most_elements_per_token} are "
                 "not modelled; expected a divisor"
             )
-        cache_kind = layer_cache.window, most_elements_per_token // layer_cache.width
-        layer_counts_by_kind[cache_kind] = layer_counts_by_kind.get(cache_kind, 0) + layer_cache.layers
+        cache_kind = layer_cache.window, most_elements_per_token // layer_cache.elements_per_token
+        layer_counts_by_kind[cache_kind] = layer_counts_by_kind.get(cache_kind, 0) + layer_cache.layer_count
     token_bytes = math.ceil(most_elements_per_token * element_bytes)
-    state_layers = max((state_cache.layers for state_cache in recurrent_states), default=0)
+    state_layers = max((state_cache.layer_count for state_cache in recurrent_states), default=0)
     if recurrent_states:
-        state_bytes = sum(state_cache.bytes * state_cache.layers for state_cache in recurrent_states) // state_layers
+        state_bytes = (
+            sum(state_cache.bytes * state_cache.layer_count for state_cache in recurrent_states) // state_layers
+        )
         state_alignment = state_blocks.alignment
         state_block_tokens = -(-state_bytes // (token_bytes * state_alignment)) * state_alignment
         block_size = max(block_size, state_block_tokens)

@@ -31,12 +31,12 @@ COPIES_WITH_SORT = 9.5
 class ProfileRun(NamedTuple):
     """The sizes that determine the profile run of one rank.
 
-    tokens, sequences: the values of `max_num_batched_tokens` and `max_num_seqs`.
+    tokens, sequence_count: the values of `max_num_batched_tokens` and `max_num_seqs`.
     element_bytes: bytes of an element of activations.
     compute_units: number of compute units of the device.
     is_last_stage: whether the rank has the logits.
     has_chunked_prefill: whether prompts are divided into chunks (V0).
-    stages: number of pipeline stages.
+    stage_count: number of pipeline stages.
     encoder: the run of the image encoder before the text model; None without an encoder.
     keeps_pixels: whether the encoder's input stays allocated.
     attention_workspace: bytes of the workspace of sparse attention.
@@ -45,12 +45,12 @@ class ProfileRun(NamedTuple):
     """
 
     tokens: int
-    sequences: int
+    sequence_count: int
     element_bytes: int
     compute_units: int
     is_last_stage: bool
     has_chunked_prefill: bool
-    stages: int
+    stage_count: int
     encoder: EncoderRun | None = None
     keeps_pixels: bool = True
     attention_workspace: int = 0
@@ -80,7 +80,11 @@ class ProfileRun(NamedTuple):
                 int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
-        top_k, expert_width, expert_hidden_size = rank_experts.top_k, rank_experts.width, rank_experts.input_width
+        top_k, expert_width, expert_hidden_size = (
+            rank_experts.top_k,
+            rank_experts.intermediate_size,
+            rank_experts.input_width,
+        )
         return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
             max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )
@@ -88,12 +92,12 @@ class ProfileRun(NamedTuple):
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
         hidden_size = engine_rank.hidden_size
-        sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
-        return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
+        sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stage_count > 1 else 0
+        return (self.tokens + self.sequence_count) * hidden_size * self.element_bytes + sent_bytes
 
     def sampler_bytes(self, engine_rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
-        logits_bytes = self.sequences * engine_rank.vocab_size * 4
+        logits_bytes = self.sequence_count * engine_rank.vocab_size * 4
         logits_copy_count = engine_rules.logits_copies
         if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
             logits_copy_count = 1.5
@@ -129,7 +133,9 @@ class ProfileRun(NamedTuple):
             self.encoder is not None
             and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_encoded_images
         ):
-            return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of {self.encoder.medium}"
+            return (
+                f"encoder: {self.encoder.image_count:,} x {self.encoder.tokens:,} tokens of {self.encoder.input_medium}"
+            )
         if not self.is_last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
-        return f"{self.sequences:,} users x {engine_rank.vocab_size:,} logits"
+        return f"{self.sequence_count:,} users x {engine_rank.vocab_size:,} logits"

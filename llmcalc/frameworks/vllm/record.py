@@ -36,15 +36,15 @@ ENGINE = Engine(
     },
     plugin_vendors=("Google", "Huawei", "Intel", "AWS"),  # tpu-inference, vllm-ascend, vllm-gaudi, vllm-neuron
     plugin_stacks={"Huawei": "vllm-npu", "AWS": "vllm-neuron"},
-    least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
+    minimum_compute_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks_by_version=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     exchange_flags=LazyFunction(__package__, "changes:exchange_flags"),
     draft_flags=LazyFunction(__package__, "speculation:draft_flags"),
     benchmark_remark=", as those of `vllm bench serve --max-concurrency` do",
-    step_tokens="max_num_batched_tokens",
-    step_sequences="max_num_seqs",
+    batch_tokens_flag="max_num_batched_tokens",
+    request_limit_flag="max_num_seqs",
     start_words=("vllm", "serve"),
     applied_schemes={scheme: {"quantization": "fp8"} for scheme in ("fp8", "fp8-dynamic")},
 )

@@ -39,23 +39,23 @@ CHECKPOINT_ALIGNMENT = 64
 class StateBlocks(NamedTuple):
     """The number of recurrent states in vLLM's cache, and the blocks in which they are stored.
 
-    mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
-    draft_tokens: drafted tokens of a step, each with a state of its own. checkpoints: further states of a request.
-    alignment: tokens of which attention's block is a multiple. factors: kind of state → the bytes of its elements, as a
-    multiple of those in the classes of transformers.
+    storage_mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
+    draft_tokens: drafted tokens of a step, each with a state of its own. checkpoint_count: further states of a request.
+    alignment: tokens of which attention's block is a multiple. byte_ratios: kind of state → the bytes of its elements,
+    as a multiple of those in the classes of transformers.
     """
 
-    mode: str = "current"
+    storage_mode: str = "current"
     draft_tokens: int = 0
-    checkpoints: int = 0
+    checkpoint_count: int = 0
     alignment: int = ALIGNMENT
-    factors: Mapping[str, Fraction] = SAME_FORMATS
+    byte_ratios: Mapping[str, Fraction] = SAME_FORMATS
 
     def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
-        if self.mode == "all":
+        if self.storage_mode == "all":
             return -(-request_tokens // block_tokens) + self.draft_tokens
-        return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
+        return (2 + self.checkpoint_count if self.storage_mode == "align" else 1) + self.draft_tokens
 
 
 CURRENT_STATE = StateBlocks()
@@ -79,7 +79,7 @@ def state_blocks(
     """
     format_ratios = _format_ratios(engine_rank, version_rules, flags, element_bytes)
     return _state_blocks(engine_rank, version_rules, hardware, flags, draft_tokens, block_size)._replace(
-        factors=format_ratios
+        byte_ratios=format_ratios
     )
 
 
@@ -183,4 +183,4 @@ def stored_states(engine_rank: EngineRank, state_layout: StateBlocks) -> list[St
     has_no_draft_states = any(
         isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(engine_rank.preset.model)
     )
-    return engine_rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.factors)
+    return engine_rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.byte_ratios)

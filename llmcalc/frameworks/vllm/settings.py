@@ -90,7 +90,7 @@ class VLLMSettings(EngineServer):
     name = "vllm"
     length_field = "max_model_len"
     layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
-    deciding_flags = {
+    deciding_flags_by_term = {
         "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode", "PYTORCH_CUDA_ALLOC_CONF"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
         "non_torch": (),
@@ -99,7 +99,7 @@ class VLLMSettings(EngineServer):
     }
     default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
     long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-    stages_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
+    stage_layers_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
     runs_float32_in_16_bits = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class VLLMSettings(EngineServer):
                 f"--hf-config-path {short_repr(config_path)}: is not the model {self.preset.name}; expected TARGET or "
                 "--set PATH=VALUE of llmcalc in its place"
             )
-        if self.speculation.draft is not None and self.pp > 1:
+        if self.speculation.draft_model is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
         check_balancing(self.preset.model, self.flags, self.tp * self.dp)
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
@@ -255,9 +255,9 @@ class VLLMSettings(EngineServer):
     @cached_property
     def draft(self) -> EngineRank | None:
         """The draft model on one rank; None without a draft model."""
-        if self.speculation.draft is None:
+        if self.speculation.draft_model is None:
             return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype).shared()
+        return EngineRank(self.speculation.draft_model, Layout(tp=self.tp), 0, None, self.dtype).shared()
 
     @property
     def loads_towers(self) -> bool:
@@ -406,8 +406,8 @@ class VLLMSettings(EngineServer):
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens
-        if self.whole_videos is not None and self.whole_videos.raises_batch:
-            default_tokens = max(default_tokens, self.whole_videos.tokens)
+        if self.whole_video_rules is not None and self.whole_video_rules.raises_batch:
+            default_tokens = max(default_tokens, self.whole_video_rules.tokens)
         sequence_count = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
         return max(
             min(default_tokens, sequence_count * self.longest_request),
@@ -415,7 +415,7 @@ class VLLMSettings(EngineServer):
         )
 
     @cached_property
-    def whole_videos(self) -> VideosAsImages | None:
+    def whole_video_rules(self) -> VideosAsImages | None:
         """The rules of videos if a whole video must fit in one batch; None if it need not."""
         video_rules = self.engine_record.videos_as_images(self.version_of_rules)
         must_be_whole = (
@@ -426,11 +426,11 @@ class VLLMSettings(EngineServer):
     @property
     def largest_input_tokens(self) -> int:
         """The tokens of the largest allowed image or video, which one batch must hold; 0 if it may be split."""
-        if self.whole_videos is None or not self.loads_towers:
+        if self.whole_video_rules is None or not self.loads_towers:
             return 0
         input_limits = self.flags.get("limit_mm_per_prompt", {})
         if input_limit(input_limits.get("video", 1)) != 0:
-            return self.whole_videos.tokens
+            return self.whole_video_rules.tokens
         return tokens_of_whole_images(self.preset.model) if image_limit(input_limits) else 0
 
     @property
@@ -439,7 +439,7 @@ class VLLMSettings(EngineServer):
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         uses_ngrams = (
-            self.speculation.drafted_tokens and not self.speculation.with_mtp and self.speculation.draft is None
+            self.speculation.drafted_tokens and not self.speculation.uses_mtp and self.speculation.draft_model is None
         )
         has_async_scheduling = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
         batch_count = (
@@ -499,7 +499,7 @@ class VLLMSettings(EngineServer):
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage_number == 0
         rank_number = self.layout.rank(pp=stage_number)
-        has_draft_modules = self.speculation.with_mtp and stage_number == self.pp - 1
+        has_draft_modules = self.speculation.uses_mtp and stage_number == self.pp - 1
         return EngineRank(
             self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
         ).shared()

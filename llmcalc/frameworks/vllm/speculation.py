@@ -37,13 +37,13 @@ UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization"
 class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
-    drafted_tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
-    draft: the draft model; None without one.
+    drafted_tokens: tokens that are drafted for a step. uses_mtp: whether the model's own modules draft.
+    draft_model: the draft model; None without one.
     """
 
     drafted_tokens: int = 0
-    with_mtp: bool = False
-    draft: Preset | None = None
+    uses_mtp: bool = False
+    draft_model: Preset | None = None
 
 
 NO_SPECULATION = Speculation()
@@ -76,7 +76,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
                 f"{FLAG}: method {short_repr(drafting_method)}: llmcalc counts no modules of multi-token prediction of "
                 "this model; expected ngram, or a draft model"
             )
-        return Speculation(draft_tokens, with_mtp=True)
+        return Speculation(draft_tokens, uses_mtp=True)
     if drafting_method in STATE_METHODS and model_table is None:
         raise InputError(
             f"{FLAG}: method {drafting_method}: a draft within the target's checkpoint is not modelled; "
@@ -94,7 +94,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     draft_model = read_draft(model_table, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     needs_same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
     _check_draft(preset, draft_model, str(drafting_method), needs_same_vocabulary)
-    return Speculation(draft_tokens, draft=draft_model)
+    return Speculation(draft_tokens, draft_model=draft_model)
 
 
 def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: int) -> dict[str, Any]:

@@ -16,18 +16,18 @@ Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 class ReportWriter(NamedTuple):
     """The writer of a format: the function that writes reports in the format, and the format's properties.
 
-    function: the function that writes a report to a stream, as `module:function` of this room.
+    writer_path: the function that writes a report to a stream, as `module:function` of this room.
     warns_on_stderr: whether warnings are printed to standard error, because the format has no notes.
     is_ascii_only: whether the format is written in ASCII only.
     """
 
-    function: str
+    writer_path: str
     warns_on_stderr: bool = False
     is_ascii_only: bool = False
 
     def write(self, report: Report, output_stream: IO[str]) -> None:
         """Writes a report to a stream, in this format."""
-        module_name, _, function_name = self.function.partition(":")
+        module_name, _, function_name = self.writer_path.partition(":")
         getattr(import_module(f".{module_name}", __package__), function_name)(report, output_stream)
 
 

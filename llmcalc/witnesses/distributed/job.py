@@ -108,7 +108,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     memory_meter = Meter()
     rank_run: RankRun | FsdpRun
-    fsdp_settings = replace(FSDP, prefetch=training_job.layout.prefetch)
+    fsdp_settings = replace(FSDP, prefetched_layer_count=training_job.layout.prefetch)
     if training_job.layout.zero == 3 and training_job.layout.pp > 1:
         rank_run = ShardedRank(
             ShardedSetup(

@@ -59,9 +59,13 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
 
     writer = gguf.GGUFWriter(path, "llama")
     for n, site in enumerate(weight_tensors_of(spec.tree())):
-        kind = types(site.name, -1 if site.layer is None else site.layer) if site.tensor.role != "vector" else "F32"
+        kind = (
+            types(site.name, -1 if site.layer_index is None else site.layer_index)
+            if site.tensor.role != "vector"
+            else "F32"
+        )
         name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(
-            site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}"
+            site.path, f"blk.{site.layer_index}.{NAMES.get(site.name, f'norm{n}')}"
         )
         qtype = gguf.GGMLQuantizationType[kind]
         shape = site.tensor.shape

@@ -353,8 +353,8 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
         (AQLM(8, 1, 1, 16), 128, 192, 1054976),
         (AQLM(8, 1, 2, 8), 128, 192, 14592),
         # `quantize_` of torchao 0.18: the tensors of Int8Tensor and Float8Tensor
-        (WholeInt(symmetric=False, scale_bytes=4), 128, 256, 33408),
-        (WholeInt(32, symmetric=False, scale_bytes=4), 128, 256, 37888),
+        (WholeInt(is_symmetric=False, scale_bytes=4), 128, 256, 33408),
+        (WholeInt(32, is_symmetric=False, scale_bytes=4), 128, 256, 37888),
         (FP8("row"), 128, 256, 33280),
         # `NVFP4QTensor.quantize` of nvidia-modelopt 0.47: codes, scales of blocks and of the tensor
         (FP4(16, 1), 128, 192, 13828),

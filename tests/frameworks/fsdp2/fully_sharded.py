@@ -244,14 +244,14 @@ def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: Fsd
 
 def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
-    with default_dtype(getattr(torch, fsdp.frozen_format or fsdp.dtype)):
+    with default_dtype(getattr(torch, fsdp.frozen_dtype or fsdp.dtype)):
         model: Any = spec.reference()
     adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute, adapters)
     layers = shard_layers(model, training, layout, fsdp, mesh)
     modules = [model.get_submodule(name) for name in layers]
     for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
-        ahead = fsdp.prefetch
+        ahead = fsdp.prefetched_layer_count
         if ahead and i < len(modules) - ahead:
             module.set_modules_to_forward_prefetch([modules[i + j] for j in range(1, ahead + 1)])
         if ahead and i >= ahead:
@@ -380,11 +380,13 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TI
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.now)
 
         if isinstance(run, FsdpRun):
-            run.traffic.watch = watch
+            run.communication_state.on_hook = watch
         for batch in range(training.microbatches):
             run.next_batch()
             if isinstance(run, FsdpRun):
-                run.traffic.reduces = fsdp.reduces_each_microbatch or batch == training.microbatches - 1
+                run.communication_state.reduces_gradients = (
+                    fsdp.reduces_each_microbatch or batch == training.microbatches - 1
+                )
             meter.restart()
             loss = run.forward()
             seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = meter.peak, meter.now

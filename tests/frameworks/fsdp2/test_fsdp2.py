@@ -244,9 +244,9 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
             FsdpSettings("bfloat16", reduces_each_microbatch=False),
         ),
         pytest.param(
-            "llama3-8b", {}, Layout(dp=3, zero=3), FsdpSettings(frozen_format="bfloat16"), marks=pytest.mark.exhaustive
+            "llama3-8b", {}, Layout(dp=3, zero=3), FsdpSettings(frozen_dtype="bfloat16"), marks=pytest.mark.exhaustive
         ),
-        ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen_format="bfloat16")),
+        ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen_dtype="bfloat16")),
         (
             "qwen3-8b",
             {"recompute": recompute_of("full-reentrant")},
@@ -330,7 +330,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
 def test_adapters_have_a_format_of_their_own_by_default() -> None:
     training = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
     alone, fsdp = torchtitan_training(family("llama3-8b"), training)
-    assert (fsdp.dtype, fsdp.frozen_format) == ("float32", "bfloat16")
+    assert (fsdp.dtype, fsdp.frozen_dtype) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
 
@@ -373,7 +373,10 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     for rank in ranks:
         for other_rank in ranks:
             if rank.equal_in_ring is not None and rank.equal_in_ring == other_rank.equal_in_ring:
-                assert (rank.recordings, rank.recording_units) == (other_rank.recordings, other_rank.recording_units)
+                assert (rank.recorded_events, rank.recording_units) == (
+                    other_rank.recorded_events,
+                    other_rank.recording_units,
+                )
     shared_results: dict[Any, Any] = {}
     shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world_size)]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
@@ -519,7 +522,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
         with_layer_count(family("llama3-8b"), 6),
         TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
     )
-    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetch=prefetch)
+    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetched_layer_count=prefetch)
     ours = replayed(spec, training, layout, 1, fsdp)
     assert differences(ours, by_torch(spec, training, layout, 1, fsdp)) == {}
     assert ours.snapshots != replayed(spec, training, layout, 1).snapshots
@@ -529,7 +532,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
 def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
     spec, training = with_layer_count(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
-    layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
+    layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetched_layer_count=prefetch)
     meter = Meter()
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
@@ -689,9 +692,9 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
-        assert Counter((one.collective_kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
-            {(kind, steps * size): times // steps for (kind, size), times in expected.items()}
-        )
+        assert Counter(
+            (one.collective_kind, steps * one.bytes) for one in run.communication_state.collectives
+        ) == Counter({(kind, steps * size): times // steps for (kind, size), times in expected.items()})
 
 
 def test_what_many_layers_send() -> None:
@@ -817,8 +820,8 @@ def test_master_weights_are_the_shards() -> None:
     sharded = replace(
         training, has_master_weights=False, kernel_choices=replace(training.kernel_choices, joins_rope_halves=True)
     )
-    assert before == (sharded, FsdpSettings(copies_gathered=True))
-    assert since == (sharded, replace(SINCE, copies_gathered=True))
+    assert before == (sharded, FsdpSettings(copies_gathered_tokens=True))
+    assert since == (sharded, replace(SINCE, copies_gathered_tokens=True))
     assert torchtitan_training(spec, training) == (sharded, SINCE)
     assert torchtitan_training(spec, replace(training, has_master_weights=False))[1] == replace(SINCE, dtype="bfloat16")
     assert torchtitan_training(family("gpt2"), training)[1] == FsdpSettings(

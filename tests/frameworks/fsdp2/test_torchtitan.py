@@ -122,7 +122,7 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     launch = read_launch(DATA / "launches" / file, devices)
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
-    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
+    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.framework_settings)
     assert cluster.reserved_range is not None
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_range]
@@ -187,7 +187,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
     launch = read_torchtitan(data, LaunchSource("a job", run.devices))
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
-    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
+    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.framework_settings)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     for stage, reached in {0: run.reached, run.pp - 1: run.last or run.reached}.items():
         rank_memory = cluster.rank_memory(launch.layout.rank(pp=stage), one.cuda_runtime)

@@ -92,7 +92,7 @@ CASES = [
         "whole logits of parts that differ",
         rank=3,
         layout={"tp": 4, "reshard": False},
-        fsdp=FsdpSettings(divides_loss=False),
+        fsdp=FsdpSettings(uses_loss_parallel=False),
     ),
     Case("norms of heads", "qwen3-8b", 2, "full", {"tp": 4}, more={"implementation": "fused"}),
     Case("a bias beside a sum over ranks", "llama3-8b with o_bias", recompute="full", layout={"tp": 4}),
@@ -133,7 +133,7 @@ SENDS = [
     ),
     Case("norms of heads, every layer again", "qwen3-8b", 0, "full", {"tp": 4}, more={"microbatches": 2}),
     Case("one sum of three micro-batches", fsdp=EAGER_LAST, more={"microbatches": 3}),
-    Case("whole logits", recompute="selective-op", fsdp=FsdpSettings(divides_loss=False)),
+    Case("whole logits", recompute="selective-op", fsdp=FsdpSettings(uses_loss_parallel=False)),
     Case("a bias beside a sum", "llama3-8b with o_bias", 1),
 ]
 
@@ -236,7 +236,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     for fsdp in (
         TITAN,
         FsdpSettings(overlaps_products=overlaps),
-        FsdpSettings(overlaps_products=overlaps, copies_gathered=True),
+        FsdpSettings(overlaps_products=overlaps, copies_gathered_tokens=True),
     ):
         program = rank_program(spec, layout, 0)
         run = FsdpRun(
@@ -253,9 +253,9 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
     spec, training = MODELS["llama3-8b"], TrainingConfig(batch=1, seq=16)
-    assert torchtitan_training(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered
-    assert not torchtitan_training(spec, training, IN_PLACE)[1].copies_gathered
-    assert not torchtitan_training(spec, training)[1].copies_gathered
+    assert torchtitan_training(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered_tokens
+    assert not torchtitan_training(spec, training, IN_PLACE)[1].copies_gathered_tokens
+    assert not torchtitan_training(spec, training)[1].copies_gathered_tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -297,7 +297,7 @@ def test_what_float8_gathers() -> None:
     )
     run.set_up()
     assert isinstance(run.lowering, FsdpTensorParallelProfile)
-    widths = {path[-1]: one.width for path, one in run.lowering.sharded.items()}
+    widths = {path[-1]: one.element_bytes for path, one in run.lowering.sharded.items()}
     assert widths["q_proj.weight"] == widths["down_proj.weight"] == 1
     assert widths["embed_tokens.weight"] == widths[".weight"] == 2
 

@@ -128,7 +128,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
     """The reference, divided, and then sharded as torchtitan does it."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
-    divide(model, mesh["tp"], fsdp.divides_loss)
+    divide(model, mesh["tp"], fsdp.uses_loss_parallel)
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
@@ -168,7 +168,7 @@ def by_torch(
 
         @contextmanager
         def around_steps() -> Iterator[None]:
-            with loss_parallel() if fsdp.divides_loss else nullcontext(), beside or nullcontext():
+            with loss_parallel() if fsdp.uses_loss_parallel else nullcontext(), beside or nullcontext():
                 yield
 
         return fully_sharded.by_torch(

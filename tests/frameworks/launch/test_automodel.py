@@ -28,7 +28,7 @@ def changed(world_size: int | None = None, **tables: Any) -> Launch:
 
 def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_says() -> None:
     launch = read_launch(FILE)
-    assert (launch.program, launch.framework, launch.target) == ("NeMo-Automodel", "torch", "Qwen/Qwen2.5-0.5B")
+    assert (launch.program, launch.framework, launch.model_name) == ("NeMo-Automodel", "torch", "Qwen/Qwen2.5-0.5B")
     expected = {
         "batch": 8,
         "seq": 512,
@@ -77,12 +77,12 @@ def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:
     launch = changed(8, peft=None)
     assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)
     assert launch.settings["num_microbatches"] == 1
-    assert launch.own_settings == TitanSettings(
+    assert launch.framework_settings == TitanSettings(
         reduction_format="float32", reduces_each_microbatch=False, outer_groups="together", wraps_whole_experts=False
     )
     assert launch.settings["master_weights"] == "none"
     in_bf16 = changed(8, peft=None, distributed={"mp_policy": {"reduce_dtype": None}})
-    assert in_bf16.own_settings.reduction_format == "bfloat16"
+    assert in_bf16.framework_settings.reduction_format == "bfloat16"
     in_fp32 = changed(8, peft=None, model={"torch_dtype": "float32"})
     assert (in_fp32.settings["dtype"], in_fp32.settings["master_weights"]) == ("bf16", "fp32")
 
@@ -125,11 +125,11 @@ def test_states_of_transformer_engines_adam() -> None:
     }
     launch = changed(8, peft=None, optimizer=adam)
     assert (launch.settings["optimizer_dtype"], launch.settings["optimizer_impl"]) == ("fp32", "fused")
-    assert launch.frozen is not None
-    assert launch.frozen.data()["name"] == "lower 16 bits of main weights"
+    assert launch.frozen_model is not None
+    assert launch.frozen_model.data()["name"] == "lower 16 bits of main weights"
     whole = changed(8, peft=None, optimizer={**adam, "store_param_remainders": False})
-    assert whole.frozen is not None
-    assert whole.frozen.data()["dtype"] == "float32"
+    assert whole.frozen_model is not None
+    assert whole.frozen_model.data()["dtype"] == "float32"
 
 
 def test_products_in_8_bits_need_shards() -> None:
@@ -139,7 +139,7 @@ def test_products_in_8_bits_need_shards() -> None:
         "enable_fsdp_float8_all_gather": True,
         "filter_fqns": ["lm_head"],
     }
-    settings = changed(8, peft=None, fp8=table).own_settings
+    settings = changed(8, peft=None, fp8=table).framework_settings
     assert settings.float8 == Float8Settings(gathers_float8=True)
     with pytest.raises(InputError, match="expected --devices 2 or more"):
         changed(peft=None, fp8=table)

@@ -32,18 +32,18 @@ def changed(devices: int | None = None, **changes: Any) -> Launch:
 
 
 def teacher(launch: Launch) -> Teacher:
-    assert isinstance(launch.frozen, Teacher)
-    return launch.frozen
+    assert isinstance(launch.frozen_model, Teacher)
+    return launch.frozen_model
 
 
 def test_the_teacher_is_whole_on_each_device_unless_zero_3_divides_it() -> None:
-    assert teacher(changed()).bytes(LARGE, "bfloat16") == 2 * LARGE
-    assert teacher(changed()).parameters == LARGE
+    assert teacher(changed()).weight_bytes(LARGE, "bfloat16") == 2 * LARGE
+    assert teacher(changed()).parameter_count == LARGE
     fsdp = changed(4, fsdp="full_shard auto_wrap", fsdp_config={"version": 2})
     assert fsdp.framework == "fsdp2"
-    assert teacher(fsdp).ranks == 1  # prepare_model(evaluation_mode=True) wraps nothing
+    assert teacher(fsdp).rank_count == 1  # prepare_model(evaluation_mode=True) wraps nothing
     zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
-    assert teacher(changed(4, deepspeed=zero)).ranks == 4
+    assert teacher(changed(4, deepspeed=zero)).rank_count == 4
 
 
 def test_its_weights_and_the_loss_are_added_to_training() -> None:
@@ -169,7 +169,7 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
         "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss"},
     }
     launch = launch_of(yaml.safe_dump(table), "kd.yaml", 1)
-    assert teacher(launch).parameters == LARGE
+    assert teacher(launch).parameter_count == LARGE
     loss = teacher(launch).loss
     assert loss is not None
     assert loss.bytes_per_logit == 2 + saved_bytes / (TOKENS * VOCABULARY)
@@ -191,15 +191,15 @@ def distilled(more: str) -> Launch:
 
 def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:
     whole = distilled("--teacher_model Qwen/Qwen2.5-7B")
-    assert teacher(whole).bytes(LARGE, "bfloat16") == 2 * LARGE
-    assert teacher(distilled("--teacher_model Qwen/Qwen2.5-7B --deepspeed zero3")).ranks == 4
+    assert teacher(whole).weight_bytes(LARGE, "bfloat16") == 2 * LARGE
+    assert teacher(distilled("--teacher_model Qwen/Qwen2.5-7B --deepspeed zero3")).rank_count == 4
     alone = "--teacher_model Qwen/Qwen2.5-7B --deepspeed zero3 --teacher_deepspeed zero0"
-    assert teacher(distilled(alone)).ranks == 1
+    assert teacher(distilled(alone)).rank_count == 1
     loss = teacher(whole).loss
     assert loss is not None
     assert (loss.bytes_per_logit, loss.chunk_tokens, loss.chunk_bytes_per_logit) == (8, 512, 6)
-    assert isinstance(distilled("--sft_alpha 0.1").frozen, SecondLoss)
-    assert distilled("--teacher_model_server http://localhost:8000").frozen is None
+    assert isinstance(distilled("--sft_alpha 0.1").frozen_model, SecondLoss)
+    assert distilled("--teacher_model_server http://localhost:8000").frozen_model is None
     for more, words in (
         (
             "--use_vllm true --sleep_level 1",

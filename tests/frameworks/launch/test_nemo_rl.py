@@ -25,7 +25,7 @@ def read(base: str, policy: dict[str, Any], devices: int | None = None, **tables
 def test_a_recipe_has_the_values_of_the_config_that_it_builds_on() -> None:
     """grpo_math_1B.yaml packs sequences: 256 tokens · micro-batches of 2 are one sequence of 512."""
     launch = read_launch(FILES / "nemo_rl_grpo.yaml")
-    assert (launch.program, launch.framework, launch.target) == ("NeMo-RL", "fsdp2", "Qwen/Qwen2.5-0.5B")
+    assert (launch.program, launch.framework, launch.model_name) == ("NeMo-RL", "fsdp2", "Qwen/Qwen2.5-0.5B")
     assert launch.layout == Layout(tp=2, dp=4, zero=3)
     assert (launch.settings["batch"], launch.settings["seq"]) == (1, 512)
     assert (launch.settings["dtype"], launch.settings["master_weights"]) == ("bf16", "fp32")
@@ -54,7 +54,7 @@ def test_a_config_beside_the_recipe_comes_first(tmp_path: Path) -> None:
 
 def test_one_device_runs_autocast_without_fsdp() -> None:
     launch = read("sft.yaml", {}, cluster={"gpus_per_node": 1})
-    assert (launch.framework, launch.own_settings) == ("torch", None)
+    assert (launch.framework, launch.framework_settings) == ("torch", None)
     assert launch.settings["precision"] == "autocast"
     assert launch.settings["optimizer_impl"] == "loop"
 
@@ -166,7 +166,7 @@ def test_a_student_is_trained_without_its_teacher_on_the_device() -> None:
     )
     grpo = read("grpo_math_1B.yaml", {"model_name": "Qwen/Qwen2.5-0.5B"})
     assert (launch.settings, launch.layout) == (grpo.settings, grpo.layout)
-    assert (launch.frozen, launch.rollout) == (None, grpo.rollout)
+    assert (launch.frozen_model, launch.rollout) == (None, grpo.rollout)
     assert any("the teacher, whose weights are on the host" in note for note in launch.notes)
 
 

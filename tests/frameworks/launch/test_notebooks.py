@@ -45,7 +45,7 @@ def test_python_of_a_notebook_is_that_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("\n".join(PYTHON[i] for i in (2, 4)).replace("model=name", "model='meta-llama/Llama-3.1-8B'"))
     expected = read_launch(script, 1)
-    assert launch.target == expected.target == "meta-llama/Llama-3.1-8B"
+    assert launch.model_name == expected.model_name == "meta-llama/Llama-3.1-8B"
     assert launch.settings == expected.settings
     assert launch.settings["seq"] == 512
 
@@ -60,10 +60,10 @@ def test_several_names_of_one_assignment_and_a_model_that_is_loaded_again(tmp_pa
         "model = AutoModelForCausalLM.from_pretrained(model_id, dtype='float32')",
     )
     launch = read_launch(write_notebook(tmp_path, *cells), 1)
-    assert (launch.target, launch.settings["dtype"]) == ("Qwen/Qwen3-8B", "fp16")
+    assert (launch.model_name, launch.settings["dtype"]) == ("Qwen/Qwen3-8B", "fp16")
     first, *others = cells
     other_number = first.replace("output_dir", "a, b")
-    assert read_launch(write_notebook(tmp_path, other_number, *others), 1).target == ""
+    assert read_launch(write_notebook(tmp_path, other_number, *others), 1).model_name == ""
 
 
 CONFIG = """%%writefile sft.yaml
@@ -79,7 +79,7 @@ bf16: true
 
 def test_commands_and_files_of_a_notebook_are_a_script(tmp_path: Path) -> None:
     launch = read_launch(write_notebook(tmp_path, "import os", CONFIG, "!llamafactory-cli train sft.yaml"), 1)
-    assert (launch.target, launch.settings["seq"]) == ("meta-llama/Llama-3.2-1B", 256)
+    assert (launch.model_name, launch.settings["seq"]) == ("meta-llama/Llama-3.2-1B", 256)
     assert launch.program == "LLaMA-Factory"
 
 

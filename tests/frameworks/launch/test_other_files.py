@@ -82,7 +82,7 @@ def test_a_job_of_2024() -> None:
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
     assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
-    assert launch.own_settings.is_2024_form
+    assert launch.framework_settings.is_2024_form
 
 
 def test_a_job_of_2026() -> None:
@@ -92,7 +92,7 @@ def test_a_job_of_2026() -> None:
     assert (settings["batch"], settings["num_microbatches"]) == (8, 2)  # 512 = 8 · 32 · 2
     assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "bf16")
     assert settings["master_weights"] == "fp32"  # weights are gathered in bf16 from shards in fp32
-    assert launch.own_settings.compiled_loss
+    assert launch.framework_settings.compiles_loss
 
 
 def test_devices_that_are_not_said() -> None:
@@ -191,7 +191,7 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8Settings | No
     for section, table in changes.items():
         data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
     launch = read_torchtitan(data, LaunchSource("x", 256))
-    assert launch.own_settings.float8 == float8
+    assert launch.framework_settings.float8 == float8
     assert any("estimate" in note for note in launch.notes) == (float8 is not None)
 
 
@@ -267,7 +267,7 @@ def test_auto_values_are_those_of_the_trainer() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
     }
-    own = launch.own_settings
+    own = launch.framework_settings
     assert isinstance(own, DeepSpeedSettings)
     assert own.reduce_bucket_size == "auto"
     wide = own.with_resolved_values(4096)
@@ -336,7 +336,7 @@ def test_wrong_configs(changes: dict[str, Any], said: str) -> None:
 
 def test_a_recipe() -> None:
     launch = read_launch(LAUNCHES / "trainer.yaml", 8)
-    assert (launch.kind, launch.framework, launch.target) == ("trainer", "deepspeed", "meta-llama/Llama-3.1-8B")
+    assert (launch.kind, launch.framework, launch.model_name) == ("trainer", "deepspeed", "meta-llama/Llama-3.1-8B")
     assert launch.spec is None
     assert launch.layout == Layout(dp=8, zero=3)
     assert launch.settings == {
@@ -390,7 +390,7 @@ def test_shards_on_the_host() -> None:
     trainer = read_trainer({**TRAINER, "fsdp": "full_shard offload"}, LaunchSource("t.yaml", 16))
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}
     for launch in (trainer, read_accelerate(data, LaunchSource("a.yaml"))):
-        assert launch.own_settings.offloads_to_host
+        assert launch.framework_settings.offloads_to_host
     with pytest.raises(InputError, match=r"fsdp_config\.fsdp_offload_params: 'maybe'; expected true or false"):
         read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, LaunchSource("a.yaml"))
 
@@ -450,7 +450,7 @@ def test_a_script_that_runs_the_trainer() -> None:
         "  --per_device_train_batch_size 3 --fsdp 'full_shard auto_wrap' --learning_rate 2e-5\n"
     )
     launch = launch_of(text, "x.sh")
-    assert (launch.target, launch.layout.world_size, launch.layout.zero) == ("gpt2", 4, 3)
+    assert (launch.model_name, launch.layout.world_size, launch.layout.zero) == ("gpt2", 4, 3)
     assert (launch.settings["batch"], launch.settings["dtype"]) == (3, "bf16")
 
 
@@ -495,7 +495,7 @@ def test_fsdp_of_accelerate() -> None:
 )
 def test_how_gradients_are_summed_under_accelerate(version: dict[str, int], precision: str, own: TitanSettings) -> None:
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": version, "mixed_precision": precision}
-    assert read_accelerate(data, LaunchSource("a.yaml")).own_settings == own
+    assert read_accelerate(data, LaunchSource("a.yaml")).framework_settings == own
 
 
 ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
@@ -535,7 +535,7 @@ def test_deepspeed_of_accelerate() -> None:
         "master_weights": "fp32",
     }
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
-    settings = read_accelerate({**data, "deepspeed_config": away}, LaunchSource("a.yaml")).own_settings
+    settings = read_accelerate({**data, "deepspeed_config": away}, LaunchSource("a.yaml")).framework_settings
     assert (settings.offload_optimizer, settings.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}

@@ -176,7 +176,7 @@ def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, A
     for name, value in values.items():
         actual = getattr(launch.layout, name) if hasattr(launch.layout, name) else launch.settings.get(name)
         assert actual == value, name
-    assert launch.spec is not None or launch.target
+    assert launch.spec is not None or launch.model_name
 
 
 MARIMO = """import marimo
@@ -207,7 +207,7 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
     notebook.write_text(MARIMO)
     assert not starts_any_server(notebook)
     launch = read_launch(notebook)
-    assert (launch.target, launch.settings["seq"], launch.settings["lora_rank"]) == ("gpt2", 1536, 8)
+    assert (launch.model_name, launch.settings["seq"], launch.settings["lora_rank"]) == ("gpt2", 1536, 8)
     assert any("computed: together max_seq_length tokens" in note for note in launch.notes)
     for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if length() else 1")):
         name = decided.partition("=")[0]
@@ -261,9 +261,9 @@ def test_a_recipe_in_8_bits_states_its_scales() -> None:
     spec, precision = llmcalc.load("llama3-8b").model, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
     launch = launch_of(text, "recipes.py", arguments=(recipe, precision))
     assert (launch.settings["precision"], "dtype" in launch.settings) == ("fp8", False)
-    stated = launch.own_settings.arguments(Settings("training", precision="fp8"), False, spec)
+    stated = launch.framework_settings.arguments(Settings("training", precision="fp8"), False, spec)
     assert (stated["fp8_recipe"], stated["fp8_amax_history_len"], stated["fp8_param_gather"]) == ("delayed", 1024, True)
-    assert launch.own_settings.arguments(Settings("training", precision="bf16-master"), False, spec) == {}
+    assert launch.framework_settings.arguments(Settings("training", precision="bf16-master"), False, spec) == {}
     for other, message in [
         (
             "mixed_precision=bf16_with_nvfp4_mixed",
@@ -289,17 +289,17 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     text = FILES["megatron_bridge_recipes.py"].replace("    return cfg\n", GRAPHS + "    return cfg\n", 1)
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
     launch = launch_of(text, "recipes.py", arguments=recipe)
-    assert launch.own_settings == NamedModelArguments(
+    assert launch.framework_settings == NamedModelArguments(
         ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=BRIDGE_FUSED
     )
     spec, options = llmcalc.load("llama3-8b").model, Settings("training")
-    assert launch.own_settings.arguments(options, True, spec) == {
+    assert launch.framework_settings.arguments(options, True, spec) == {
         "recompute_granularity": "selective",
         "recompute_modules": ("moe_act", "layernorm"),
         "moe_token_dispatcher_type": "flex",
         "moe_flex_dispatcher_backend": "hybridep",
     }
-    assert launch.own_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
+    assert launch.framework_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
     assert framework("megatron").stack_name(launch, False, True) == "megatron-layer-graphs"
     for written, other, message in [
@@ -359,7 +359,7 @@ def test_kernels_of_loss_and_activation_follow_the_program(
         text = text.replace(written, other)
     launch = launch_of(text, name, 8, arguments=tuple(arguments.split()))
     assert launch.settings["cross_entropy"] == loss
-    stated = NamedModelArguments() if launch.own_settings is None else launch.own_settings
+    stated = NamedModelArguments() if launch.framework_settings is None else launch.framework_settings
     assert stated.fuses_activation == fuses_activation
 
 
@@ -495,7 +495,7 @@ def test_a_script_of_olmo_core_that_changes_its_model_leaves_it_to_target() -> N
         (text.replace("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, "), "TransformerConfig.olmo2_1B_v2 with other n_layers"),
     ):
         launch = launch_of(source, "olmo.py", 8)
-        assert (launch.spec, launch.target) == (None, target)
+        assert (launch.spec, launch.model_name) == (None, target)
 
 
 COOKBOOK = """
@@ -580,7 +580,7 @@ def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> 
     launch = launch_of(SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py")
     expected = {"batch": batch, "seq": 128, "precision": "autocast"}
     assert {name: launch.settings[name] for name in expected} == expected
-    assert (launch.target, launch.score_label_count) == ("google-bert/bert-base-uncased", 0)
+    assert (launch.model_name, launch.score_label_count) == ("google-bert/bert-base-uncased", 0)
 
 
 def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
@@ -631,9 +631,9 @@ def test_a_python_file_that_trains_is_no_server(tmp_path: Path) -> None:
 def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
     text = FILES["verl_fsdp.sh"]
     section = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    assert launch_of(text, "f.sh").own_settings.reduction_format == "float32"
+    assert launch_of(text, "f.sh").framework_settings.reduction_format == "float32"
     in_bf16 = text.replace("main_ppo ", f"main_ppo +{section}.reduce_dtype=bf16 ", 1)
-    assert launch_of(in_bf16, "f.sh").own_settings.reduction_format == "bfloat16"
+    assert launch_of(in_bf16, "f.sh").framework_settings.reduction_format == "bfloat16"
     with pytest.raises(InputError, match="mixed_precision"):
         launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
 
@@ -707,7 +707,11 @@ def test_dynamic_batches_of_openrlhf_have_tokens_in_the_place_of_sequences() -> 
     dynamic = " --train.dynamic_batch_enable --rollout.micro_batch_size 8 --rollout.max_tokens_per_gpu 9000"
     launch = launch_of(FILES["openrlhf_ppo.sh"].rstrip() + dynamic, "openrlhf.sh")
     assert launch.rollout is not None
-    assert (launch.rollout.sequences, launch.rollout.tokens, launch.rollout.logit_tokens) == (1, 9000, 9000)
+    assert (
+        launch.rollout.sequence_count,
+        launch.rollout.tokens_per_sequence,
+        launch.rollout.logit_tokens_per_sequence,
+    ) == (1, 9000, 9000)
     assert launch.settings["seq"] == 16192
 
 
@@ -747,14 +751,14 @@ def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, sett
         f"python finetune.py --base_model huggyllama/llama-7b --data_path x --output_dir o{words}", "x.sh"
     )
     expected = settings | {"base": "int8", "recompute": "full-reentrant", "optimizer_impl": "foreach"}
-    assert launch.target == "huggyllama/llama-7b"
+    assert launch.model_name == "huggyllama/llama-7b"
     assert {name: launch.settings[name] for name in expected} == expected
 
 
 def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
     words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
     launch = launch_of(f"{words} --output_dir out --use_liger True", "run.sh")
-    assert (launch.target, launch.settings["seq"]) == ("meta-llama/Meta-Llama-3-8B", 512)
+    assert (launch.model_name, launch.settings["seq"]) == ("meta-llama/Meta-Llama-3-8B", 512)
     trainer = launch_of(f"train.py --use_liger_kernel True --max_length 512 --bf16{SHARED}", "x.sh")
     assert launch.settings["cross_entropy"] == trainer.settings["cross_entropy"]
 
@@ -801,8 +805,8 @@ def test_openrlhf_copies_logits_to_float32() -> None:
 
 def test_a_reference_model_under_megatron_is_divided_as_the_trained_weights() -> None:
     launch = read_launch(typed("swift_megatron_dpo.sh"))
-    assert launch.frozen is not None
-    assert launch.frozen.is_divided_as_trained
+    assert launch.frozen_model is not None
+    assert launch.frozen_model.is_divided_as_trained
     beside = [name for name in ("--rlhf_type rm", "--rlhf_type kto") if _frozen(name) is not None]
     assert beside == ["--rlhf_type kto"]
     weights = llmcalc.memory(launch=FOLDER / "swift_megatron_dpo.sh").document["memory"]["by_phase"]["step"]["weights"]
@@ -813,7 +817,7 @@ def test_a_reference_model_under_megatron_is_divided_as_the_trained_weights() ->
 
 
 def _frozen(option: str) -> Any:
-    return launch_of(FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", option), "f.sh").frozen
+    return launch_of(FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", option), "f.sh").frozen_model
 
 
 def test_ranks_of_ms_swift_share_a_sequence() -> None:
@@ -831,8 +835,12 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
     rollout = launch_of(text, "f.sh out").rollout
     assert rollout is not None
-    assert (rollout.reference_model.weights_location, rollout.reference_model.ranks) == ("host", 8)
-    assert (rollout.reward_model.weights_location, rollout.reward_model.ranks, rollout.reward_model.parameters) == (
+    assert (rollout.reference_model.weights_location, rollout.reference_model.rank_count) == ("host", 8)
+    assert (
+        rollout.reward_model.weights_location,
+        rollout.reward_model.rank_count,
+        rollout.reward_model.parameter_count,
+    ) == (
         "device",
         1,
         critic,
@@ -843,7 +851,7 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     assert offloaded.critic_bytes == 2 * critic
     unnamed = launch_of(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
     assert unnamed.rollout is not None
-    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward_model.parameters) == (0, 0)
+    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward_model.parameter_count) == (0, 0)
     assert any("as large as the actor" in note for note in unnamed.notes)
 
 
@@ -860,7 +868,7 @@ def test_rollouts_beside_megatron() -> None:
     assert rollout is not None
     assert rollout.offloaded_states == {"weights", "gradients", "optimizer", "reference"}
     assert (rollout.engine, rollout.sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
-    assert (rollout.reference_model.weights_location, rollout.reference_model.ranks) == ("device", 8)
+    assert (rollout.reference_model.weights_location, rollout.reference_model.rank_count) == ("device", 8)
 
 
 def test_a_teacher_under_megatron_is_refused() -> None:
@@ -871,20 +879,20 @@ def test_a_teacher_under_megatron_is_refused() -> None:
 def test_generation_without_an_engine() -> None:
     rollout = read_launch(typed("unsloth_grpo.py")).rollout
     assert rollout is not None
-    assert (rollout.engine, rollout.logit_tokens) == ("", 257)
+    assert (rollout.engine, rollout.logit_tokens_per_sequence) == ("", 257)
 
 
 def test_frozen_weights_of_verl_are_sharded_in_fp32() -> None:
     launch = read_launch(typed("verl_sft.sh"))
-    assert launch.frozen is not None
-    assert launch.frozen.ranks == 4
-    assert launch.frozen.bytes(1000, "bfloat16") == 250 * 2  # beyond the 2 bytes that are counted
+    assert launch.frozen_model is not None
+    assert launch.frozen_model.rank_count == 4
+    assert launch.frozen_model.weight_bytes(1000, "bfloat16") == 250 * 2  # beyond the 2 bytes that are counted
 
 
 def test_a_reference_model_is_divided_by_zero_3() -> None:
     launch = read_launch(typed("openrlhf_dpo.sh"))
-    assert launch.frozen is not None
-    assert launch.frozen.bytes(1001, "bfloat16") == 251 * 2
+    assert launch.frozen_model is not None
+    assert launch.frozen_model.weight_bytes(1001, "bfloat16") == 251 * 2
 
 
 def test_the_reference_model_is_among_the_weights() -> None:
@@ -912,7 +920,7 @@ def test_stages_count_embedding_and_head_as_layers() -> None:
     """BLOOM: 6 layers with the embedding and the head are 8, of which each of 2 stages has 4."""
     launch = read_launch(typed("bigscience_alibi.slurm"))
     assert launch.spec is not None
-    assert launch.own_settings.account_for_embedding_in_pipeline_split
+    assert launch.framework_settings.account_for_embedding_in_pipeline_split
     h, words = 256, 32000
     layer = 12 * h * h + 13 * h
     assert params(launch.spec).total == words * h + 2 * h + 6 * layer + 2 * h  # no positions; a norm after embeddings
@@ -981,8 +989,8 @@ def test_variables_of_the_launcher_are_named() -> None:
 
 
 def test_arguments_of_a_script_replace_its_defaults() -> None:
-    assert read_launch(typed("qwen_lora.sh --model Qwen/Qwen-14B")).target == "Qwen/Qwen-14B"
-    assert read_launch(FOLDER / "qwen_lora.sh").target == "Qwen/Qwen-7B"
+    assert read_launch(typed("qwen_lora.sh --model Qwen/Qwen-14B")).model_name == "Qwen/Qwen-14B"
+    assert read_launch(FOLDER / "qwen_lora.sh").model_name == "Qwen/Qwen-7B"
 
 
 def test_defaults_of_the_program_are_listed() -> None:
@@ -1141,7 +1149,7 @@ def test_records_have_a_name_of_their_own() -> None:
     names = [file.name for file in launch_file_kinds()]
     assert len(set(names)) == len(names)
     assert len(program_files()) > len(PROGRAMS)
-    assert all(any((file.read, file.read_command, file.read_python)) for file in program_files())
+    assert all(any((file.read_tables, file.read_command, file.read_python)) for file in program_files())
 
 
 def test_configurations_of_a_model_whose_name_only_begins_alike_are_not_read() -> None:
@@ -1202,7 +1210,7 @@ def test_products_in_8_bits_of_megatron_swift_are_read() -> None:
     text = f"{FILES['swift_megatron.sh'].rstrip()} --enable_dft_loss true --fp8_format e4m3 --fp8_param_gather true "
     launch = launch_of(f"{text} --fp8_recipe blockwise\n", "fp8.sh")
     assert launch.settings["precision"] == "fp8"
-    assert launch.own_settings.fp8_arguments == {
+    assert launch.framework_settings.fp8_arguments == {
         "fp8_format": "e4m3", "fp8_recipe": "blockwise", "fp8_param_gather": True, "fp8_amax_history_len": 1024,
     }  # fmt: skip
     with pytest.raises(InputError, match=r"--fp8_recipe: 'own'; expected one of delayed, tensorwise, mxfp8, blockwise"):
@@ -1295,7 +1303,7 @@ def test_chunks_of_unsloths_loss() -> None:
     text = unsloth_notebook("gpt2", 8)
     launch = launch_of(text, "sft.py")
     assert (launch.settings["cross_entropy"], launch.counts_longest_samples) == ("chunked", True)
-    chunks = {vocabulary: launch.with_loss_chunks(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
+    chunks = {vocabulary: launch.with_chunked_loss(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
     assert [run.settings["loss_chunk"] for run in chunks.values()] == [4096, 1024, 512]
     packed = launch_of(text.replace("optim=", "packing=True, optim="), "sft.py")
     assert not packed.counts_longest_samples
@@ -1305,7 +1313,7 @@ def test_chunks_of_unsloths_loss() -> None:
     scores = launch_of(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
     assert (scores.score_label_count, launch.score_label_count) == (6, None)
     pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
-    assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
+    assert "loss_chunk" not in pairs.with_chunked_loss(2**20).settings
 
 
 def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:

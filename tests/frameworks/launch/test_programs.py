@@ -75,7 +75,7 @@ PROGRAM_OF = {
 
 def test_every_file_is_in_a_table() -> None:
     assert {path.name for path in FILES.glob("*.y*ml")} == {*PROGRAM_OF, *REFUSED, *WITH_A_SCRIPT}
-    assert {file.program for file in program_files() if file.read is not None} == set(PROGRAM_OF.values())
+    assert {file.program for file in program_files() if file.read_tables is not None} == set(PROGRAM_OF.values())
 
 
 ASKED = {name: name for name in PROGRAM_OF if name not in NEEDS_TARGET}
@@ -191,7 +191,7 @@ def test_nanotrons_model_and_layout() -> None:
     """nanotron of 2026-04: the vocabulary is a multiple of the tensor ranks, and sums of gradients are in fp32."""
     launch = read_launch(FILES / "nanotron_llama.yaml")
     layout = launch.layout
-    assert (launch.framework, launch.stack) == ("megatron", "nanotron")
+    assert (launch.framework, launch.software_stack) == ("megatron", "nanotron")
     assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.sequence_parallel) == (2, 2, 2, 1, True)
     expected = {"batch": 3, "seq": 512, "num_microbatches": 4, "grad_dtype": "fp32", "cross_entropy": "eager"}
     assert expected.items() <= launch.settings.items()
@@ -314,7 +314,7 @@ def _with_model(name: str) -> Path:
 
 def test_qlora_of_axolotl() -> None:
     launch = read_launch(FILES / "axolotl_qlora.yaml")
-    assert (launch.kind, launch.framework, launch.target) == ("axolotl", "torch", "meta-llama/Llama-3.2-1B")
+    assert (launch.kind, launch.framework, launch.model_name) == ("axolotl", "torch", "meta-llama/Llama-3.2-1B")
     assert launch.settings == {
         "phase": "training",
         "batch": 2,
@@ -383,9 +383,9 @@ def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_one
         ({"lora_embedding_kernel": True}, ""),
     ]
     for changes, stack in stacks:
-        assert changed("axolotl_qlora.yaml", **changes).stack == stack, changes
+        assert changed("axolotl_qlora.yaml", **changes).software_stack == stack, changes
     launch = changed("axolotl_qlora.yaml", lora_qkv_kernel=True, lora_o_kernel=True)
-    assert launch.stack == ""
+    assert launch.software_stack == ""
     assert "lora_qkv_kernel, lora_o_kernel without lora_mlp_kernel: timed as PyTorch's adapters" in launch.notes
 
 
@@ -404,9 +404,9 @@ def test_axolotl_trains_in_bf16_under_fsdp() -> None:
 
 def test_shards_on_the_host() -> None:
     launch = read_launch(FILES / "axolotl_fsdp2_offload.yaml", 8)
-    assert (launch.framework, launch.layout.zero, launch.own_settings.offloads_to_host) == ("fsdp2", 3, True)
-    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).own_settings.offloads_to_host
-    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).own_settings.offloads_to_host
+    assert (launch.framework, launch.layout.zero, launch.framework_settings.offloads_to_host) == ("fsdp2", 3, True)
+    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).framework_settings.offloads_to_host
+    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).framework_settings.offloads_to_host
     whole, offloaded = (
         llmcalc.memory(launch=FILES / "axolotl_fsdp2_offload.yaml", devices=devices).document for devices in (1, 8)
     )
@@ -483,7 +483,7 @@ def test_quantization_aware_training_of_torchtune() -> None:
 
 def test_configs_of_deepspeed_come_with_the_program() -> None:
     launch = read_launch(FILES / "axolotl_zero1.yaml", 2)
-    assert (launch.framework, launch.layout, launch.own_settings.stage) == ("deepspeed", Layout(dp=2, zero=1), 1)
+    assert (launch.framework, launch.layout, launch.framework_settings.stage) == ("deepspeed", Layout(dp=2, zero=1), 1)
     assert any("the file of that name that comes with the program is read" in note for note in launch.notes)
     launch = read_launch(FILES / "llama_factory_full_z3.yaml", 2)
     assert launch.layout == Layout(dp=2, zero=3)
@@ -535,9 +535,9 @@ def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
 def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
     """Its keys are those of DPO, which has a reference model."""
     text = (FILES / "trl_dpo.yaml").read_text().replace("loss_type: sigmoid\n", "")
-    assert launch_of(text, "dpo/full.yaml").frozen is not None
+    assert launch_of(text, "dpo/full.yaml").frozen_model is not None
     orpo = launch_of(text, "orpo/full.yaml")
-    assert orpo.frozen is None
+    assert orpo.frozen_model is None
     assert any("taken for one of ORPO" in note for note in orpo.notes)
 
 
@@ -584,9 +584,9 @@ def test_adapters_of_experts_of_axolotl() -> None:
 def test_dpo_of_llama_factory_keeps_the_logits_of_the_policy() -> None:
     """Until its metrics are computed, after the pass of the reference model: one more copy in float32."""
     pairs = changed("llama_factory_qlora.yaml", stage="dpo")
-    assert isinstance(pairs.frozen, SecondLoss)
-    assert (pairs.frozen.bytes_per_logit, pairs.frozen.name) == (4, "logits of the policy")
-    assert changed("llama_factory_qlora.yaml", stage="dpo", pref_loss="simpo").frozen is None
+    assert isinstance(pairs.frozen_model, SecondLoss)
+    assert (pairs.frozen_model.bytes_per_logit, pairs.frozen_model.name) == (4, "logits of the policy")
+    assert changed("llama_factory_qlora.yaml", stage="dpo", pref_loss="simpo").frozen_model is None
 
 
 def test_muon_and_pissa_of_llama_factory() -> None:
@@ -610,8 +610,8 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
 
 def test_axolotl_may_compute_log_probabilities_of_the_reference_before_it_trains() -> None:
     pairs: dict[str, Any] = {"rl": "dpo", "sample_packing": None}
-    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs).frozen is not None
-    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs, precompute_ref_log_probs=True).frozen is None
+    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs).frozen_model is not None
+    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs, precompute_ref_log_probs=True).frozen_model is None
 
 
 @pytest.mark.parametrize(
@@ -676,7 +676,7 @@ def test_layers_updated_in_the_backward_pass_have_one_device() -> None:
 
 def test_adapters_of_torchtune() -> None:
     launch = read_launch(FILES / "torchtune_lora.yaml")
-    assert launch.target == "llama3.2-1b"
+    assert launch.model_name == "llama3.2-1b"
     targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     wanted = {"lora_rank": 32, "lora_targets": targets, "lora_library": "torchtune", "lora_dtype": "bf16"}
     assert wanted.items() <= launch.settings.items()
@@ -703,14 +703,14 @@ def test_litgpt_pretrains_compiled_with_shards_in_fp32() -> None:
     launch = changed("litgpt_lora.yaml", 4, **pretraining)
     names = ("compile", "optimizer_impl", "dtype", "master_weights", "num_microbatches", "cross_entropy")
     assert [launch.settings.get(name) for name in names] == [True, "fused", "bf16", "fp32", 1, "eager"]
-    assert (launch.framework, launch.target, launch.settings.get("recompute")) == ("fsdp2", "tiny-llama-1.1b", None)
+    assert (launch.framework, launch.model_name, launch.settings.get("recompute")) == ("fsdp2", "tiny-llama-1.1b", None)
     single = changed("litgpt_lora.yaml", 1, **pretraining)
     assert (single.framework, single.settings["precision"]) == ("torch", "autocast")
 
 
 def test_adapters_of_litgpt() -> None:
     launch = read_launch(FILES / "litgpt_lora.yaml")
-    assert launch.target == "meta-llama/Llama-3.2-1B"
+    assert launch.model_name == "meta-llama/Llama-3.2-1B"
     wanted = {"lora_targets": ("q_proj", "v_proj"), "lora_library": "litgpt", "lora_dropout": True, "loss_chunk": 128}
     assert wanted.items() <= launch.settings.items()
     assert launch.settings["num_microbatches"] == 4  # 8 = 2 · 4
@@ -774,17 +774,17 @@ def test_log_probabilities_without_gradients_are_of_what_compares_with_them(
 
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
-    assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
-    shards = changed("trl_sft.yaml", 4, beta=0.1, fsdp="full_shard").frozen
+    assert changed("trl_sft.yaml", beta=0.1).frozen_model == FrozenModel("trl/trainer/dpo_trainer.py")
+    shards = changed("trl_sft.yaml", 4, beta=0.1, fsdp="full_shard").frozen_model
     assert shards == FrozenModel("trl/trainer/dpo_trainer.py", "float32", 4)
-    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).frozen is None
-    assert changed("trl_sft.yaml", beta=0.1, precompute_ref_log_probs=True).frozen is None
+    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).frozen_model is None
+    assert changed("trl_sft.yaml", beta=0.1, precompute_ref_log_probs=True).frozen_model is None
     assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
     assert changed("axolotl_qlora.yaml", rl="dpo").settings["batch"] == 4
     assert changed("llama_factory_qlora.yaml", stage="dpo").settings["batch"] == 4
-    sharded = changed("axolotl_full_fsdp2.yaml", 8, rl="dpo").frozen
+    sharded = changed("axolotl_full_fsdp2.yaml", 8, rl="dpo").frozen_model
     assert sharded is not None
-    assert sharded.ranks == 8
+    assert sharded.rank_count == 8
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
@@ -813,10 +813,10 @@ def test_losses_of_ms_swift_have_all_logits(loss: str) -> None:
 def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
     launch = changed("trl_sft.yaml", beta=0.1, use_liger_kernel=True, use_peft=use_peft)
     assert (launch.settings["cross_entropy"], launch.settings["batch"]) == ("chunked", 4)
-    assert launch.frozen is not None
-    loss = launch.frozen.parts[-1]
+    assert launch.frozen_model is not None
+    loss = launch.frozen_model.parts[-1]
     assert isinstance(loss, SecondLoss)
-    assert (loss.bytes_per_logit, loss.chunk_tokens, loss.chunk_bytes_per_logit, len(launch.frozen.parts)) == (
+    assert (loss.bytes_per_logit, loss.chunk_tokens, loss.chunk_bytes_per_logit, len(launch.frozen_model.parts)) == (
         0,
         2 * 2048,
         6,
@@ -836,11 +836,11 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
     launch = read_launch(FILES / "llama_factory_version_1.yaml", 2)
     wanted = {"base": "nf4-dq", "lora_rank": 8, "lora_targets": ("all-linear",), "recompute": "full", "seq": 512}
     assert wanted.items() <= launch.settings.items()
-    assert (launch.framework, launch.layout.zero, launch.own_settings.reduction_format) == ("fsdp2", 3, "float32")
-    assert launch.frozen == SecondLoss("llamafactory/v1/core/base_trainer.py, compute_log_probs", 8)
+    assert (launch.framework, launch.layout.zero, launch.framework_settings.reduction_format) == ("fsdp2", 3, "float32")
+    assert launch.frozen_model == SecondLoss("llamafactory/v1/core/base_trainer.py, compute_log_probs", 8)
     dpo = changed("llama_factory_version_1.yaml", 2, pref_loss="sigmoid", peft_config=None, quant_config=None)
     assert dpo.settings["batch"] == 4
-    assert dpo.frozen == FrozenModel("trl/trainer/dpo_trainer.py", ranks=2)
+    assert dpo.frozen_model == FrozenModel("trl/trainer/dpo_trainer.py", rank_count=2)
     divided = changed("llama_factory_version_1.yaml", 8, cp_size=4, global_batch_size=8)
     assert (divided.settings["seq"], divided.settings["num_microbatches"], divided.layout.dp) == (128, 2, 8)
     with pytest.raises(InputError, match="cp_size: 3 on 8 devices; expected --devices with a multiple of 3"):
@@ -872,7 +872,7 @@ def test_llama_factory_trains_with_megatron_core() -> None:
     ]
     assert [launch.settings["cross_entropy"] for launch in losses] == ["fused", "native"]
     activations = (plain, bridge, changed("llama_factory_megatron.yaml", 8, bias_activation_fusion=True))
-    assert [getattr(launch.own_settings, "fuses_activation", True) for launch in activations] == [
+    assert [getattr(launch.framework_settings, "fuses_activation", True) for launch in activations] == [
         False,
         BRIDGE_FUSED,
         True,
@@ -900,7 +900,11 @@ def test_the_model_of_olmo() -> None:
     assert params(launch.spec).total == 2 * 50304 * h + 4 * layer + h
     assert (launch.framework, launch.layout.dp, launch.settings["num_microbatches"]) == ("torch", 2, 2)
     sharded = changed("olmo_tiny.yaml", 2, fsdp={"precision": "mixed"}, ddp=None)
-    assert (sharded.framework, sharded.own_settings.has_flat_parameters, sharded.own_settings.reduction_format) == (
+    assert (
+        sharded.framework,
+        sharded.framework_settings.has_flat_parameters,
+        sharded.framework_settings.reduction_format,
+    ) == (
         "fsdp2",
         True,
         "",
@@ -930,7 +934,7 @@ def test_modules_outside_the_layers_are_groups_as_the_program_wraps_them(
     accelerate at 16cb6eb, utils/fsdp_utils.py, `fsdp2_prepare_model`; olmo/model.py; torchtune 0.7, training/
     _distributed.py, `shard_model`.
     """
-    assert changed(file_name, 2, **changes).own_settings.outer_groups == outer_groups
+    assert changed(file_name, 2, **changes).framework_settings.outer_groups == outer_groups
 
 
 def test_peak_of_torchtunes_70b_on_8_devices(run: Any, tmp_path: Path) -> None:
@@ -955,7 +959,7 @@ def test_the_model_of_llm_foundry() -> None:
     h, f = 256, 1024
     layer = 4 * h * h + 4 * h + 2 * h * f + f + h + 4 * h  # products and biases, two norms with biases
     assert params(launch.spec).total == 50368 * h + 512 * h + 4 * layer + 2 * h
-    assert (launch.framework, launch.settings["seq"], launch.own_settings.reduction_format) == (
+    assert (launch.framework, launch.settings["seq"], launch.framework_settings.reduction_format) == (
         "fsdp2",
         512,
         "bfloat16",
@@ -1022,7 +1026,7 @@ def test_the_model_of_gpt_neox() -> None:
     assert launch.spec.vocab_size == 50_304  # 50,257 in a multiple of 128
     assert (launch.settings["recompute"], launch.settings["attn_implementation"]) == ("full", "flash")
     assert (launch.settings["dtype"], launch.settings["master_weights"]) == ("fp16", "fp32")
-    assert (launch.layout.dp, launch.layout.zero, launch.own_settings.overlap_comm) == (2, 1, True)
+    assert (launch.layout.dp, launch.layout.zero, launch.framework_settings.overlap_comm) == (2, 1, True)
 
 
 def test_layers_that_ranks_of_gpt_neox_divide_run_as_under_megatron() -> None:
@@ -1106,13 +1110,13 @@ def test_nemo_is_read_as_arguments_of_megatron() -> None:
     table = 256 * (-(-50_257 // 256) * 256)  # of words padded to 128 · tp
     attention = 256 * 256 * 2 + 2 * 256 * 2 * 32
     assert params(launch.spec).total == 2 * table + 4 * (attention + 3 * 256 * 704 + 2 * 256) + 256
-    settings = launch.own_settings
+    settings = launch.framework_settings
     assert (launch.settings["batch"], settings.seq_length, settings.bf16, settings.swiglu) == (2, 512, True, True)
     assert "model.init_method_std" in launch.ignored_arguments
 
 
 def test_values_of_nemo_that_change_memory_are_read_or_refused() -> None:
-    assert changed("nemo_gpt.yaml", **with_model(activations_checkpoint_granularity="selective")).own_settings
+    assert changed("nemo_gpt.yaml", **with_model(activations_checkpoint_granularity="selective")).framework_settings
     assumed = changed("nemo_gpt.yaml", **with_model(tokenizer={"library": "sentencepiece"}))
     assert assumed.assumed_defaults["model.override_vocab_size"] == 32_000
     without_o2 = changed("nemo_gpt.yaml", **with_model(megatron_amp_O2=False))
@@ -1141,8 +1145,8 @@ def test_simpo_has_pairs_and_no_reference() -> None:
     """princeton-nlp/SimPO, training_configs/: `gamma_beta_ratio` is an argument of SimPO's trainer alone."""
     simpo, dpo = changed("trl_dpo.yaml", gamma_beta_ratio=0.5, loss_type=None), changed("trl_dpo.yaml")
     assert simpo.settings["batch"] == dpo.settings["batch"]
-    assert simpo.frozen is None
-    assert isinstance(dpo.frozen, FrozenModel) or any("reference model" in note for note in dpo.notes)
+    assert simpo.frozen_model is None
+    assert isinstance(dpo.frozen_model, FrozenModel) or any("reference model" in note for note in dpo.notes)
 
 
 def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
@@ -1172,7 +1176,7 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
     assert (zero.settings["dtype"], zero.settings["master_weights"]) == ("bf16", "fp32")
     liger = {"model_name": "gpt2", "enable_liger_kernel": True, "torch_dtype_str": "auto"}
     plain = changed("oumi_sft.yaml", fsdp=None, model=liger, training={"trainer_type": "HF"})
-    assert (plain.settings["batch"], plain.keeps_checkpoint_format, "seq" in plain.settings) == (8, True, False)
+    assert (plain.settings["batch"], plain.keeps_checkpoint_dtype, "seq" in plain.settings) == (8, True, False)
     trained = {**training, "trainer_kwargs": {"max_length": 4096, "use_liger_kernel": True}}
     lengths = changed("oumi_sft.yaml", fsdp=None, training=trained)  # training_config.py: the model's length replaces
     assert (lengths.settings["seq"], lengths.settings["cross_entropy"]) == (1024, "chunked")

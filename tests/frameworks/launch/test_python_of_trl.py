@@ -54,7 +54,7 @@ def settings_of(tmp_path: Path, text: str) -> tuple[str, dict[str, Any]]:
     file = tmp_path / "train.py"
     file.write_text(text)
     launch = read_launch(file, 1)
-    return launch.target, dict(launch.settings)
+    return launch.model_name, dict(launch.settings)
 
 
 def test_supervised_training_with_adapters_on_weights_in_4_bits(tmp_path: Path) -> None:
@@ -180,12 +180,12 @@ def test_arguments_that_a_script_declares(tmp_path: Path) -> None:
         read_launch(file, 1)
     launch = read_launch(f"{file} --length 512", 1)
     settings = launch.settings
-    assert launch.target == "Qwen/Qwen2.5-7B"
+    assert launch.model_name == "Qwen/Qwen2.5-7B"
     assert (settings["batch"], settings["seq"], settings["lora_rank"]) == (4, 512, 16)
     assert (settings["dtype"], settings["recompute"]) == ("bf16", "full")
     assert any("batch_size 4" in note for note in launch.notes)
     typed = read_launch(f"{file} --length=256 --batch_size 2 --no_checkpoints --rank 8 --model_name gpt2", 1)
-    assert (typed.target, typed.settings["batch"], typed.settings["seq"], typed.settings["lora_rank"]) == (
+    assert (typed.model_name, typed.settings["batch"], typed.settings["seq"], typed.settings["lora_rank"]) == (
         "gpt2",
         2,
         256,
@@ -283,7 +283,7 @@ def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) ->
     arguments = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --max_seq_length 64 --bf16"
     launch = read_launch(f"{file} {arguments}", 1)
     assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
-    assert (launch.target, launch.settings["seq"]) == ("gpt2", 64)
+    assert (launch.model_name, launch.settings["seq"]) == ("gpt2", 64)
 
 
 def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ def test_tensor_parallelism_of_transformers_keeps_whole_activations() -> None:
         {**ACCELERATE, "distributed_type": "FSDP", "parallelism_config": groups}, LaunchSource("a.yaml")
     )
     assert (launch.layout.tp, launch.layout.dp, launch.layout.sequence_parallel) == (2, 4, False)
-    assert launch.own_settings is not None
-    assert launch.own_settings.loss_parallel is False
+    assert launch.framework_settings is not None
+    assert launch.framework_settings.uses_loss_parallel is False
 
 
 @pytest.mark.parametrize("loss", ["chunked", "split", "recomputed"])
@@ -193,7 +193,7 @@ def test_weights_of_ms_swift_in_4_bits_are_quantized_twice() -> None:
     command = "swift sft --model Qwen/Qwen2.5-7B --quant_bits 4 --max_length 1024"
     assert _script(command).settings["base"] == "nf4-dq"
     assert _script(f"{command} --bnb_4bit_use_double_quant false").settings["base"] == "nf4"
-    assert _script(command.replace("--model ", "--model_id_or_path ")).target == "Qwen/Qwen2.5-7B"
+    assert _script(command.replace("--model ", "--model_id_or_path ")).model_name == "Qwen/Qwen2.5-7B"
 
 
 def test_attention_of_megatron_swift() -> None:
@@ -269,7 +269,7 @@ def test_tokens_of_each_device_in_dynamic_micro_batches_of_verl() -> None:
         launch = _script(VERL + more)
         assert launch.settings["seq"] == 6000
         assert launch.rollout is not None
-        assert launch.rollout.tokens == 6000
+        assert launch.rollout.tokens_per_sequence == 6000
     megatron = "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.context_parallel_size=2"
     launch = _script(VERL + megatron)
     assert (launch.settings["seq"], launch.layout.cp) == (12000, 2)
@@ -342,7 +342,7 @@ ENGINE_SFT = (
 def test_sft_of_verl_with_an_engine() -> None:
     """Micro-batches of 512 tokens on each rank of a sequence: its two ranks have 1,024."""
     launch = launch_of(ENGINE_SFT, "sft.sh")
-    assert (launch.target, launch.framework, launch.layout.dp) == ("gpt2", "fsdp2", 4)
+    assert (launch.model_name, launch.framework, launch.layout.dp) == ("gpt2", "fsdp2", 4)
     assert (launch.settings["batch"], launch.settings["seq"]) == (1, 512)
     assert (launch.settings["master_weights"], launch.settings["recompute"]) == ("none", "full")
     for override, refusal in (

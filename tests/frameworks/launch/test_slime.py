@@ -26,7 +26,7 @@ def changed(*replaced: tuple[str, str], world_size: int | None = None) -> Launch
 def test_the_actor_runs_micro_batches_of_tokens_of_the_hubs_model() -> None:
     """slime/utils/data.py: a micro-batch has `--max-tokens-per-gpu` tokens of each rank of a sequence."""
     launch = read_launch(FILE)
-    assert (launch.program, launch.framework, launch.target) == ("slime", "megatron", "Qwen/Qwen2.5-0.5B")
+    assert (launch.program, launch.framework, launch.model_name) == ("slime", "megatron", "Qwen/Qwen2.5-0.5B")
     assert (launch.layout.tp, launch.layout.dp, launch.layout.zero, launch.layout.sequence_parallel) == (2, 4, 1, True)
     expected = {"batch": 1, "seq": 2048, "num_microbatches": 2, "grad_dtype": "fp32", "recompute": "full"}
     assert expected.items() <= launch.settings.items()
@@ -75,7 +75,7 @@ def test_gradients_are_summed_in_fp32_unless_they_are_reduced_in_bf16() -> None:
 
 def test_states_of_adam_are_named_by_slimes_argument() -> None:
     adam = "--optimizer adam --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8"
-    error = changed(("--optimizer adam", adam)).in_words_of_file(InputError("--optimizer-dtype fp8: is not"))
+    error = changed(("--optimizer adam", adam)).error_in_file_terms(InputError("--optimizer-dtype fp8: is not"))
     assert str(error) == "slime.sh: --exp-avg-dtype fp8 (--optimizer-dtype fp8): is not"
 
 

@@ -72,7 +72,7 @@ def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
 
     for tokens, starts, text in ((26624, True, "macOS before 26"), (30720, False, "use 24.96 GiB by default: sudo")):
         mac = on_a_mac(tokens)
-        assert (mac.starts, text in mac.notes[0], "iogpu.wired_limit_mb=" in mac.notes[0]) == (starts, True, True)
+        assert (mac.can_start, text in mac.notes[0], "iogpu.wired_limit_mb=" in mac.notes[0]) == (starts, True, True)
     assert not any("wired" in note for tokens in (4096, 131072) for note in on_a_mac(tokens).notes)
     assert re.search("recommended max working set .* 24.96 GiB free", on_a_mac(131072).message)
     assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").message
@@ -83,8 +83,8 @@ def test_buffers_that_miss_only_the_context_may_start() -> None:
         memory(target, hardware="1GiB", n_gpu_layers=14, fit="off", ctx_size=4096)
         for target in ("gemma3-1b", "llama3.1-8b")
     )
-    assert (small.starts, "may start" in small.notes[0]) == (False, True)
-    assert (full.starts, any("may start" in note for note in full.notes)) == (False, False)
+    assert (small.can_start, "may start" in small.notes[0]) == (False, True)
+    assert (full.can_start, any("may start" in note for note in full.notes)) == (False, False)
 
 
 def test_no_change_splits_layers_among_gpus_that_a_mac_has_not() -> None:
@@ -190,18 +190,18 @@ def test_tensors_of_gemma_4_have_the_names_of_its_files() -> None:
 def test_layers_that_share_a_cache_have_attention_of_all_heads() -> None:
     # Gemma 4 E2B: 8 heads of 512 in layers with the cache of an earlier one; 2,048 tokens in float32
     model = GgufModel.from_quantize_flag(llmcalc.load("gemma-4-e2b"), "q4_0")
-    assert (model.layers[34].heads, model.layers[34].head_dim, model.layers[34].key_width) == (8, 512, 0)
+    assert (model.layers[34].head_count, model.layers[34].head_dim, model.layers[34].key_width) == (8, 512, 0)
     flags = {"ctx_size": 2048, "batch_size": 2048, "ubatch_size": 2048, "n_gpu_layers": "all"}
     with_attention = memory("gemma-4-e2b", flash_attn="off", **flags).bytes_of("compute_buffer", "CUDA0")
     assert with_attention >= 2048 * 2048 * 8 * 4 + 2 * 2048 * 8 * 512 * 4
 
 
 def test_layers_go_to_the_gpu_from_the_last_one() -> None:
-    before = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_is_first=False)
+    before = LayerDevices(32, ("CUDA0",), 10, (1.0,), is_output_first=False)
     assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]
-    now = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_is_first=True)
+    now = LayerDevices(32, ("CUDA0",), 10, (1.0,), is_output_first=True)
     assert [now.device(i) for i in (22, 23, 32)] == ["CPU", "CUDA0", "CUDA0"]
-    split = LayerDevices(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_is_first=True)
+    split = LayerDevices(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), is_output_first=True)
     assert [split.device(i) for i in (0, 24, 25, 32)] == ["CUDA0", "CUDA0", "CUDA1", "CUDA1"]
 
 
@@ -263,7 +263,7 @@ def test_a_wrong_pattern_is_refused(text: str) -> None:
 
 def test_buffers_of_a_graph() -> None:
     weight = Tensor(100, operation_name="weight", device="CUDA0")
-    numbers = Tensor(128, operation_name="input", layout=(32, 4))
+    numbers = Tensor(128, operation_name="input", dimensions=(32, 4))
     rows = Tensor(1024, (Tensor(0, operation_name="weight", device="CPU"), numbers), "new", (256, 4))
     first = Tensor(2048, (weight, rows), "new", (512, 4))
     activated = Tensor(2048, (first,), "inplace", (512, 4))
@@ -277,7 +277,7 @@ def test_buffers_of_a_graph() -> None:
 
 def test_fit_reduces_the_context_first() -> None:
     fitted = memory("llama3.1-8b", hardware="rtx-3060")
-    assert fitted.starts
+    assert fitted.can_start
     assert 4096 <= fitted.kv_tokens < 131072
     assert fitted.assumed_flags["--ctx-size"] == fitted.kv_tokens
     assert any("--fit reduces --ctx-size" in note for note in fitted.notes)
@@ -290,7 +290,7 @@ def test_fit_reduces_the_context_first() -> None:
 
 def test_fit_moves_experts_and_then_layers() -> None:
     experts = memory("qwen3-30b-a3b", hardware="rtx-4070", ctx_size=16384)
-    assert experts.starts
+    assert experts.can_start
     assert any("49 of 49 layers" in note and "on the host" in note for note in experts.notes)
     dense = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=4096)
     note = next(note for note in dense.notes if note.startswith("--fit places"))
@@ -309,7 +309,7 @@ def test_fit_leaves_what_the_user_sets() -> None:
 def test_fit_over_several_gpus() -> None:
     fitted = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=8192, device="CUDA0,CUDA1")
     sizes = [sum(term.bytes for term in fitted.terms if term.device == device) for device in ("CUDA0", "CUDA1")]
-    assert fitted.starts
+    assert fitted.can_start
     assert min(sizes) > 0.9 * max(sizes)
     larger = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=8192, device="CUDA0,CUDA1", fit_target="4096,1024")
     assert larger.bytes_of("model_buffer", "CUDA0") < fitted.bytes_of("model_buffer", "CUDA0")

@@ -34,7 +34,7 @@ def test_three_repeats_are_four_without_one(case: str) -> None:
     units_before = SIMULATED_WORK.units
     three_repeats = long_run.passes_without_repeat()
     counted_units, units_before = SIMULATED_WORK.units - units_before, SIMULATED_WORK.units
-    short_run = long_run if long_run.layers.has_one_kind else StageRun(estimate, layout, stage, 3)
+    short_run = long_run if long_run.stage_layers.has_one_kind else StageRun(estimate, layout, stage, 3)
     assert three_repeats == short_run.run_passes(3) != four_repeats
     assert counted_units == SIMULATED_WORK.units - units_before > 0
 

@@ -156,7 +156,7 @@ def test_the_peak_of_a_mixture_follows_the_rows_that_reach_the_rank(monkeypatch:
     even = replay_rank(spec, settings, 7)
     errors = []
     for after, peak in MEASURED_STEPS.values():
-        more_rows = round((after - even.final_bytes) / BYTES_OF_ROW / settings.layers)
+        more_rows = round((after - even.final_bytes) / BYTES_OF_ROW / settings.layer_count)
 
         def received_rows(self: ExpertKernels, rows: Number, more_rows: int = more_rows) -> Number:
             return self.sent_rows(rows) * self.rank_choices.etp + more_rows
@@ -192,7 +192,7 @@ def test_sharded_weights_are_each_ranks_part() -> None:
             run.chunks[0].parameters, run.settings, layout, run.coordinates._replace(dp=dp), run.meter
         )
         sizes += [size for bucket in sharded.buckets for size in sharded._shard_sizes_on_rank(bucket)]
-    assert sum(sizes) == sum(parameter.size for parameter in run.chunks[0].parameters)
+    assert sum(sizes) == sum(parameter.element_count for parameter in run.chunks[0].parameters)
     for bucket in run.sharded_weights.buckets:
         ranges = sorted(bucket.parameter_ranges)
         assert all(end <= start for (_, end), (start, _) in pairwise(ranges))

@@ -166,9 +166,9 @@ def ci_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
             script_name=f"pretrain_{row['id'].split('/')[0].replace('moe', 'gpt').replace('hybrid', 'mamba')}.py",
         ),
     )
-    assert isinstance(launch.own_settings, MegatronSettings)
+    assert isinstance(launch.framework_settings, MegatronSettings)
     assert launch.spec is not None
-    return launch.spec, launch.own_settings
+    return launch.spec, launch.framework_settings
 
 
 def errors_of(row: Row) -> tuple[float, float]:
@@ -249,8 +249,8 @@ def test_products_that_add_gradients_themselves_keep_a_tensor_for_each_shape() -
     spec, settings = changed(DENSE, no_gradient_accumulation_fusion=False)
     h, ffn, tp = spec.hidden_size, settings.ffn_width, settings.tp
     shapes = {(3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp), (spec.vocab_size // tp, h)}
-    assert set(kept(spec, settings).persistent.dummies) == shapes
-    assert not kept(*changed(DENSE)).persistent.dummies
+    assert set(kept(spec, settings).persistent.dummy_gradients) == shapes
+    assert not kept(*changed(DENSE)).persistent.dummy_gradients
 
 
 def test_workspaces_follow_the_environment() -> None:
@@ -265,7 +265,7 @@ def test_each_layer_of_latent_attention_has_tables_of_its_own() -> None:
     """Angles in fp32, and cosines and sines of YaRN, which are in bf16 with the model."""
     spec, settings = changed(LATENT)
     run = kept(spec, settings)
-    layers = settings.layers // 2 + 1  # and one of multi-token prediction
+    layers = settings.layer_count // 2 + 1  # and one of multi-token prediction
     assert sum(one.bytes for one in run.rope_tables) == layers * 2 * 2 * 4096 * 64
     assert sum(1 for one in run.persistent_storages if one.bytes == 4 * 4096 * 64) >= layers
 
@@ -310,7 +310,7 @@ def test_deferred_gradients_wait_for_the_end_of_the_step() -> None:
     for limit in (None, 1, 2, 0):
         how = replace(settings, defer_embedding_wgrad_compute=limit is not None, wgrad_deferral_limit=limit or 0)
         peaks.append(max(peak.bytes for peak in kept(spec, how).meter.peaks.values()))
-    tokens = (settings.micro_batch_size or 1) * settings.tokens
+    tokens = (settings.micro_batch_size or 1) * settings.sequence_length
     logits, hidden = 2 * tokens * spec.vocab_size // settings.tp, 2 * tokens * spec.hidden_size
     assert [after - before for before, after in pairwise(peaks)] == [
         logits + 3 * hidden,
@@ -352,10 +352,10 @@ def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats
     run = kept(*changed(DENSE, use_distributed_optimizer=True, use_precision_aware_optimizer=True, **formats))
     factors = (
         4
-        * len(run.updated_sizes)
+        * len(run.updated_element_counts)
         * sum(name not in ("fp32", "e4m3", "blockwise", "delayed") for name in formats.values())
     )
-    assert run.meter.by_kind["optimizer"] == each * sum(run.updated_sizes) + factors + 4 * FLAGS
+    assert run.meter.by_kind["optimizer"] == each * sum(run.updated_element_counts) + factors + 4 * FLAGS
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,9 @@ def test_scores_have_no_logits() -> None:
         model_memory = memory(spec, Settings("training", batch=1, seq=512))
         run = kept(spec, megatron_settings_of(model_memory, Layout()))
         place = next(at for at in run.meter.peaks if (at.phase, at.path) == ("forward", "loss"))
-        return sum(part.size for part in run.chunks[0].parameters), sum(run.meter.peaks[place].by_kind.values())
+        return sum(part.element_count for part in run.chunks[0].parameters), sum(
+            run.meter.peaks[place].by_kind.values()
+        )
 
     (parameters, state_bytes), (fewer_parameters, fewer_bytes) = (
         at_the_loss(llmcalc.load(HEADED).model),
@@ -514,7 +516,7 @@ def test_norms_of_heads_keep_their_inputs() -> None:
             run.set_up()
             run_step(run)
             kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
-            found.append((sum(one.size for one in run.chunks[0].parameters), max(kept)))
+            found.append((sum(one.element_count for one in run.chunks[0].parameters), max(kept)))
         (parameters, held), (more_parameters, more_held) = found
         return more_parameters - parameters, more_held - held
 
@@ -527,7 +529,7 @@ def test_norms_of_heads_keep_their_inputs() -> None:
 def test_muon_keeps_one_state_of_a_matrix() -> None:
     adam = kept(*changed(DENSE, use_distributed_optimizer=False))
     muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))
-    matrices = sum(one.size for one in muon.chunks[0].parameters if is_updated_by_muon(one))
+    matrices = sum(one.element_count for one in muon.chunks[0].parameters if is_updated_by_muon(one))
     assert adam.meter.by_kind["optimizer"] - muon.meter.by_kind["optimizer"] == 4 * matrices
 
 
@@ -556,7 +558,7 @@ def test_an_interleaved_schedule_runs_every_micro_batch_on_every_rank(overlaps: 
         before = run.meter.live_bytes
         schedule = InterleavedSchedule(run)
         schedule.run()
-        assert schedule.total == min(settings.microbatches, 3 * layout.pp) * layout.vpp
+        assert schedule.forward_pass_count == min(settings.microbatches, 3 * layout.pp) * layout.vpp
         assert not any(map(len, (*schedule.inputs, *schedule.outputs, *schedule.gradients)))
         del schedule
         assert run.meter.live_bytes == before
@@ -570,7 +572,7 @@ def test_messages_that_are_received_early_stand_beside_the_pass_before() -> None
         peaks.append(replay_rank(spec, settings, 0).peak[1].bytes)
     assert settings.hidden_size is not None
     assert settings.micro_batch_size is not None
-    assert peaks[1] - peaks[0] == 2 * settings.tokens * settings.micro_batch_size * settings.hidden_size
+    assert peaks[1] - peaks[0] == 2 * settings.sequence_length * settings.micro_batch_size * settings.hidden_size
     with pytest.raises(InputError, match="expected virtual stages"):
         replace(settings, no_overlap_p2p_communication=True).check()
 
@@ -585,13 +587,16 @@ def test_muon_shares_out_whole_tensors(date: datetime.date | None) -> None:
         run = RankRun(spec, settings, layout.rank(tp=1, dp=dp, pp=1), Meter(WitnessAllocator()))
         run.set_up()
         runs.append(run)
-    matrices = sum(one.size for one in runs[0].chunks[0].parameters if is_updated_by_muon(one))
+    matrices = sum(one.element_count for one in runs[0].chunks[0].parameters if is_updated_by_muon(one))
     own = sum(
-        size for run in runs for size, n in zip(run.updated_sizes, run.states_per_parameter, strict=True) if n == 1
+        size
+        for run in runs
+        for size, n in zip(run.updated_element_counts, run.states_per_parameter, strict=True)
+        if n == 1
     )
-    every = sum(size for run in runs for size in run.updated_sizes)
+    every = sum(size for run in runs for size in run.updated_element_counts)
     assert own == matrices
-    assert every == sum(one.size for one in runs[0].chunks[0].parameters)
+    assert every == sum(one.element_count for one in runs[0].chunks[0].parameters)
 
 
 def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:

@@ -89,7 +89,9 @@ def test_experts_have_an_adapter_each_or_one_together() -> None:
     for library, experts in (("mcore-bridge", 128), ("megatron-bridge", 4)):
         run = run_of(library, rank, EXPERTS)
         elements = sum(
-            parameter.size for parameter in rank_of(run, layout)[0].chunks[0].parameters if parameter.is_trained
+            parameter.element_count
+            for parameter in rank_of(run, layout)[0].chunks[0].parameters
+            if parameter.is_trained
         )
         assert elements == 2 * (attention + experts // 4 * expert)
     assert run_of("mcore-bridge", rank, EXPERTS).states.trained_parameters == 2 * (attention + 128 * expert)

@@ -198,7 +198,10 @@ def test_losses_of_the_router_keep_its_scores(
 
 def test_a_repeated_layer_of_later_tokens_has_its_weights_once() -> None:
     one, two, twice = (
-        sum(one.size for one in run_of(settings(mtp_num_layers=n, mtp_use_repeated_layer=again)).chunks[0].parameters)
+        sum(
+            one.element_count
+            for one in run_of(settings(mtp_num_layers=n, mtp_use_repeated_layer=again)).chunks[0].parameters
+        )
         for n, again in ((1, False), (2, False), (2, True))
     )
     layer = 4 * H * H + 3 * FFN * H + 2 * H
@@ -270,7 +273,7 @@ def test_experts_that_run_again_read_a_norm_that_does() -> None:
 
 def test_batches_of_a_schedule() -> None:
     one = settings(step_batch_size_schedule="0:8 1.5B:16", world_size=2)
-    assert one.batch == 8
+    assert one.batch_size == 8
     assert one.microbatches == 2
     for text in ("8", "1:8", "0:x", "0:0"):
         with pytest.raises(InputError, match="--step-batch-size-schedule"):

@@ -59,7 +59,7 @@ launch = partial(launched, GDN, "gdn")
 def test_a_rank_has_the_parameters_of_megatron() -> None:
     """Shapes of ssm/gated_delta_net/common.py, attention.py and moe/shared_experts.py, of one rank of two."""
     found = launch()
-    run = RankRun(found.spec, found.own_settings, 0, Meter())
+    run = RankRun(found.spec, found.framework_settings, 0, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
     h, norm = 512, 2 * 512
     in_proj = (2 * 4 * 64 + 2 * 8 * 64 + 2 * 8) // 2 * h  # queries, keys, values, gate, and two numbers a head
@@ -69,13 +69,13 @@ def test_a_rank_has_the_parameters_of_megatron() -> None:
     expert = 2 * 64 // 2 * h + h * 64 // 2
     experts = norm + 32 * h + 33 * expert + h  # router, 32 experts and a shared one, its gate
     tables = 2 * 50432 // 2 * h
-    assert sum(one.size for one in made) == tables + 4 * delta + 2 * attention + 6 * experts + norm
+    assert sum(one.element_count for one in made) == tables + 4 * delta + 2 * attention + 6 * experts + norm
 
 
 def saved(**changes: Any) -> int:
     """Bytes that a layer of gated DeltaNet holds for its backward pass, from runs of two and three layers."""
     more = [
-        rank_memory(one.spec, one.own_settings, 0).peak_bytes
+        rank_memory(one.spec, one.framework_settings, 0).peak_bytes
         for one in (
             launch(num_layers=n, linear_attention_freq="[1]*" + str(n), train_iters=1, **changes) for n in (2, 3)
         )
@@ -91,7 +91,7 @@ def test_the_deterministic_rule_holds_more() -> None:
 @pytest.mark.parametrize("gate", ["attention_output_gate", "moe_shared_expert_gate"])
 def test_a_gate_holds_more(gate: str) -> None:
     found = [launch(**{gate: value}, linear_attention_freq="[0]*6") for value in (True, None)]
-    more, less = (rank_memory(one.spec, one.own_settings, 0).peak_bytes for one in found)
+    more, less = (rank_memory(one.spec, one.framework_settings, 0).peak_bytes for one in found)
     assert more > less
 
 
@@ -113,10 +113,10 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 def test_heads_that_ranks_do_not_divide_are_refused() -> None:
     found = launch(tensor_model_parallel_size=8)
     with pytest.raises(InputError, match="--tp 8: does not divide linear_num_key_heads 4"):
-        rank_memory(found.spec, found.own_settings, 0)
+        rank_memory(found.spec, found.framework_settings, 0)
 
 
 def test_a_sequence_over_several_ranks_is_refused() -> None:
     found = launch(context_parallel_size=2)
     with pytest.raises(InputError, match="expected no --cp"):
-        rank_memory(found.spec, found.own_settings, 0)
+        rank_memory(found.spec, found.framework_settings, 0)

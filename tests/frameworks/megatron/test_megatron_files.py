@@ -271,8 +271,8 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
     def kind(script: str = "", **more: Any) -> str:
         flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
         launch = read_megatron({**SMALL, **flags}, LaunchSource("x", script_name=script))
-        assert isinstance(launch.own_settings, MegatronSettings)
-        return launch.own_settings.kind
+        assert isinstance(launch.framework_settings, MegatronSettings)
+        return launch.framework_settings.kind
 
     assert kind() == "gpt"
     assert kind("pretrain_bert.py") == "bert"

@@ -36,7 +36,15 @@ def value_of(name: str, found: DeclaredSetting) -> Any:
     """A value that the setting takes."""
     if name in KNOWN:
         return KNOWN[name][0]
-    usual = True if found.kind is bool else 2 if found.kind is int else found.words[0] if found.words else None
+    usual = (
+        True
+        if found.value_type is bool
+        else 2
+        if found.value_type is int
+        else found.allowed_words[0]
+        if found.allowed_words
+        else None
+    )
     return VALUES.get(name, usual or found.setting.example or "bf16")
 
 

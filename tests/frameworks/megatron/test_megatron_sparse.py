@@ -51,23 +51,23 @@ launch = partial(launched, DSA, "dsa")
 def test_a_rank_has_the_parameters_of_megatron() -> None:
     """Shapes of absorbed_mla.py and dsa.py, of one rank of two in the first of two stages."""
     found = launch()
-    run = RankRun(found.spec, found.own_settings, 0, Meter())
+    run = RankRun(found.spec, found.framework_settings, 0, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
     h, norm = 512, 2 * 512
     down = 192 * h + (64 + 8) * h
     up = 8 * (16 + 8) // 2 * 192 + 8 * (16 + 16) // 2 * 64
     indexer = 64 * 128 * 192 + 128 * h + 2 * 128 + 64 * h  # queries, keys and their norm, weights of heads
     layer = norm + down + up + indexer + h * 8 * 16 // 2 + norm + 2 * (4 * h // 2) * h
-    assert sum(one.size for one in made) == 50432 // 2 * h + 1024 * h + 2 * layer
+    assert sum(one.element_count for one in made) == 50432 // 2 * h + 1024 * h + 2 * layer
 
 
 def test_the_loss_of_the_indexer_holds_more_than_three_times_its_scores() -> None:
     """In its backward pass: two scores, the mask as a number and as a byte, [tokens, batch, index heads, tokens]."""
     scores = 4 * 1024 * 4 * 64 * 1024
     found = launch()
-    with_loss = rank_memory(found.spec, found.own_settings, 0).peak_bytes
+    with_loss = rank_memory(found.spec, found.framework_settings, 0).peak_bytes
     found = launch(dsa_indexer_loss_coeff=None)
-    without = rank_memory(found.spec, found.own_settings, 0).peak_bytes
+    without = rank_memory(found.spec, found.framework_settings, 0).peak_bytes
     assert 3.25 * scores < with_loss < 5 * scores
     assert 2 * scores < without < with_loss - scores
 
@@ -93,4 +93,4 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 def test_a_sequence_over_several_ranks_is_refused() -> None:
     found = launch(context_parallel_size=2)
     with pytest.raises(InputError, match="expected no --cp"):
-        rank_memory(found.spec, found.own_settings, 0)
+        rank_memory(found.spec, found.framework_settings, 0)

@@ -80,7 +80,7 @@ def test_files_of_gpt_oss_have_all_but_the_experts_in_16_bits() -> None:
 def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
     result = answer("qwen3-14b", num_ctx=32768)
     memory = result.result
-    assert memory.starts
+    assert memory.can_start
     assert any("layers are on the CPU" in note for note in memory.notes)
     assert 0 < memory.host["share"] < 1
     context = next(row["flag"] for row in result.document["changes"] if row["flag"].startswith("--num-ctx"))

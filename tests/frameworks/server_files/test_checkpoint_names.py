@@ -52,7 +52,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
     file = tmp_path / "compose.yml"
     file.write_text(text)
     server = servers_of_file(file)[0]
-    assert (server.target, server.flag_values) == ("Qwen/Qwen3-8B", {"max_model_len": "8192"})
+    assert (server.model_name, server.flag_values) == ("Qwen/Qwen3-8B", {"max_model_len": "8192"})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_repository_of_gguf_files_as_target_says_what_to_type() -> None:
 def test_a_file_of_a_repository_states_how_it_is_quantized(tmp_path: Path) -> None:
     file = tmp_path / "serve.sh"
     file.write_text("llama-server --hf-repo ggml-org/Qwen3-8B-GGUF --hf-file Qwen3-8B-Q8_0.gguf -c 8192\n")
-    assert servers_of_file(file)[0].target == "ggml-org/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf"
+    assert servers_of_file(file)[0].model_name == "ggml-org/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf"
     answer = llmcalc.memory(launch=file, hardware="rtx-4090")
     assert any("qwen3-8b in q8_0" in text for text in answer.document["notes"])
 
@@ -224,7 +224,7 @@ def test_a_variable_in_a_script_is_no_argument_of_the_image(tmp_path: Path) -> N
     script = "ulimit -n 65536; echo head; $KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4"
     file.write_text(POD.partition("    command:")[0] + f'    command: [/bin/bash, -lc, --]\n    args: ["{script}"]\n')
     servers = servers_of_file(file)
-    assert [(server.target, server.flag_values) for server in servers] == [
+    assert [(server.model_name, server.flag_values) for server in servers] == [
         ("Qwen/Qwen3-8B", {"tensor_parallel_size": "4"})
     ]
 
@@ -236,4 +236,4 @@ def test_a_router_of_the_engines_project_is_no_server(tmp_path: Path) -> None:
         "{name: extproc, image: 'ghcr.io/vllm-project/semantic-router/extproc:latest', args: ['--secure=false']}"
     )
     file.write_text(POD + f"  - {container}\n")
-    assert [server.target for server in servers_of_file(file)] == ["Qwen/Qwen3-8B"]
+    assert [server.model_name for server in servers_of_file(file)] == ["Qwen/Qwen3-8B"]

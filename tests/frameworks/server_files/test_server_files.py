@@ -209,7 +209,7 @@ OTHER_ENGINES = {
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_file_says(name: str) -> None:
     servers = servers_of_file(SERVING / name)
-    assert [(s.engine, s.version, s.target, dict(s.flag_values)) for s in servers] == FORMS[name]
+    assert [(s.engine, s.version, s.model_name, dict(s.flag_values)) for s in servers] == FORMS[name]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_a_file_says(name: str) -> None:
 )
 def test_a_file_names_its_accelerators(name: str, hardware: str, gpus: int | None) -> None:
     server = servers_of_file(SERVING / name)[0]
-    assert (server.hardware, server.gpus) == (hardware, gpus)
+    assert (server.hardware, server.gpu_count) == (hardware, gpus)
 
 
 def test_an_engine_inside_a_program_is_refused_by_name(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_file_is_answered_as_its_flags() -> None:
 def test_variables_and_arguments_are_typed_beside_a_script() -> None:
     file = SERVING / "vllm_serve.sh"
     (server,) = servers_of_file(f"TP=4 NAME=qwen3-8b EXTRA=1 {file} --kv-cache-dtype fp8")
-    assert server.target == "qwen3-8b"
+    assert server.model_name == "qwen3-8b"
     assert {
         "tensor_parallel_size": "4",
         "enforce_eager": True,
@@ -484,7 +484,7 @@ def test_a_variable_that_is_not_set_is_left_out_with_a_note() -> None:
 
 def test_the_first_word_names_the_model_before_a_flag() -> None:
     (server,) = read("vllm serve qwen3-8b --model llama3.1-8b")
-    assert server.target == "qwen3-8b"
+    assert server.model_name == "qwen3-8b"
 
 
 def test_a_configuration_of_another_engine_that_stands_alone() -> None:
@@ -538,7 +538,7 @@ def test_accelerators_of_labels(label: str, name: str) -> None:
 def test_an_unknown_label_is_named() -> None:
     text = (SERVING / "deployment.yaml").read_text().replace("NVIDIA-H100-80GB-HBM3", "NVIDIA-NEW")
     (server,) = read(text, "pod.yaml")
-    assert (server.hardware, server.gpu) == ("", "NVIDIA-NEW")
+    assert (server.hardware, server.gpu_name) == ("", "NVIDIA-NEW")
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_a_daemon_serves_what_a_script_runs_or_downloads() -> None:
 
     def servers(script: str) -> list[tuple[str, str, str]]:
         served = servers_of_text(script, typed_launch("serve.sh"))
-        return [(server.engine, server.target, server.env.get("OLLAMA_NUM_PARALLEL", "")) for server in served]
+        return [(server.engine, server.model_name, server.env.get("OLLAMA_NUM_PARALLEL", "")) for server in served]
 
     daemon = "OLLAMA_NUM_PARALLEL=4 ollama serve &\nollama pull qwen3:8b\n"
     assert servers(daemon) == [("ollama", "qwen3:8b", "4")]

@@ -94,7 +94,7 @@ def test_a_number_of_slots() -> None:
     available, cache = states(disable_radix_cache=True, max_running_requests=16)
     assert cache == (available - 17 * SLOT) // CELL * CELL
     refused = memory("qwen3.5-9b", mem_fraction_static=0.9, max_mamba_cache_size=2)
-    assert not refused.starts
+    assert not refused.can_start
     assert "state cache" in refused.message
 
 
@@ -604,7 +604,7 @@ def test_a_preset_has_the_budget_of_its_config(version: str) -> None:
 
 
 def test_flags_of_newer_versions() -> None:
-    assert memory(fp8_gemm_runner_backend="triton", retraction_policy="length").starts
+    assert memory(fp8_gemm_runner_backend="triton", retraction_policy="length").can_start
     with pytest.raises(InputError, match="--dcp-size: what it changes in memory: not modelled"):
         memory(dcp_size=2)
 

@@ -50,7 +50,7 @@ def test_the_terms_add_up() -> None:
     assert answer.bytes_of("kv_cache") == int(0.9 * (total - peak))
     assert answer.bytes_of("budget") == peak + answer.bytes_of("kv_cache")
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes; blocks of 32 tokens, the last one begun
-    assert answer.blocks == -(-(answer.bytes_of("kv_cache") // (32 * 8 * 128 * 2 * 2)) // 32)
+    assert answer.block_count == -(-(answer.bytes_of("kv_cache") // (32 * 8 * 128 * 2 * 2)) // 32)
 
 
 def test_memory_outside_torch_grows_with_the_weights() -> None:
@@ -78,15 +78,15 @@ def test_limits_of_the_cache() -> None:
     assert memory(max_tokens=86_711).kv_tokens == 86_720
     assert memory(max_gpu_total_bytes=GIB).kv_tokens == GIB // (32 * 8 * 128 * 2 * 2)
     assert memory(version="0.20", max_gpu_total_bytes=GIB).kv_tokens > 10 * GIB // 131_072  # not yet a limit
-    assert memory(tokens_per_block=64, max_tokens=65).blocks == 2
+    assert memory(tokens_per_block=64, max_tokens=65).block_count == 2
     assert [memory("deepseek-v2-lite", name).block_size for name in ("h100", "a100")] == [64, 32]
 
 
 def test_windows_keep_all_tokens() -> None:
     """A log of gpt-oss-120b prints `kv size is 73728`: 36 layers, half of them with a window, 8 key heads of 64."""
     answer = memory("gpt-oss-120b", "h200", max_tokens=32 * 100)
-    assert answer.blocks == 100
-    assert memory("gpt-oss-120b", "h200", max_gpu_total_bytes=73_728 * 3200).blocks == 100
+    assert answer.block_count == 100
+    assert memory("gpt-oss-120b", "h200", max_gpu_total_bytes=73_728 * 3200).block_count == 100
     assert any("layers with a window keep all tokens" in note for note in answer.notes)
 
 
@@ -113,7 +113,7 @@ def test_attention_of_each_rank() -> None:
     embeddings = 2 * 151936 * 2048
     more = whole.bytes_of("weights") - divided.bytes_of("weights")
     assert more == pytest.approx(0.75 * 2 * (attention + embeddings), rel=1e-6)
-    users_of_a_rank = whole.blocks / -(-whole.max_model_len // whole.block_size)
+    users_of_a_rank = whole.block_count / -(-whole.max_model_len // whole.block_size)
     assert whole.max_concurrency == pytest.approx(users_of_a_rank)
     assert whole.max_users() == pytest.approx(4 * users_of_a_rank)
     assert not whole.has_room_for(4 * int(users_of_a_rank) + 4)
@@ -155,8 +155,8 @@ def test_modules_that_draft_add_a_layer_of_cache() -> None:
     sizes = {"tp_size": 8, "ep_size": 8, "hardware": "b200", "max_gpu_total_bytes": GIB}
     mtp = {"decoding_type": "MTP", "max_draft_len": 3}
     plain, drafting = (memory("deepseek-v3", **sizes, **flags) for flags in ({}, {"speculative_config": mtp}))
-    assert plain.blocks == -(-(GIB // (61 * 576 * 2)) // 32)
-    assert drafting.blocks == -(-(GIB // (62 * 576 * 2)) // 32)
+    assert plain.block_count == -(-(GIB // (61 * 576 * 2)) // 32)
+    assert drafting.block_count == -(-(GIB // (62 * 576 * 2)) // 32)
     assert drafting.bytes_of("weights") > plain.bytes_of("weights")
     with pytest.raises(InputError, match="counts no modules of multi-token prediction of this model"):
         memory(speculative_config=mtp)
@@ -179,7 +179,7 @@ def test_a_draft_of_eagle_3_adds_its_weights_and_its_cache(tmp_path: Path) -> No
     )
     added = drafting.bytes_of("weights") - plain.bytes_of("weights")
     assert 0 <= added - 424_689_664 * 2 <= 4 * 131072 * 128  # and a RoPE table
-    assert drafting.blocks == -(-(GIB // (33 * 8 * 128 * 2 * 2)) // 32)  # of 32 layers and the draft's one
+    assert drafting.block_count == -(-(GIB // (33 * 8 * 128 * 2 * 2)) // 32)  # of 32 layers and the draft's one
     assert functions.memory(launch=tmp_path / "serve.sh", hardware="h100").result.bytes_of("weights") == (
         drafting.bytes_of("weights")
     )

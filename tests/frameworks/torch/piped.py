@@ -85,7 +85,7 @@ def wrapped(
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
     if layout.tp > 1:
-        divide(model, mesh["tp"], fsdp.divides_loss)
+        divide(model, mesh["tp"], fsdp.uses_loss_parallel)
     remove_other_stages(model, stage.layers, stage.has_embedding, stage.has_head)
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))

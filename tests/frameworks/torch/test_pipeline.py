@@ -94,14 +94,14 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), make_pass_measurement(SPEC, HOW))
     own = list(stages(layout, 8))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
-    kept = 2 * first.saved + last.saved
+    kept = 2 * first.saved_bytes + last.saved_bytes
     forward_peaks = [max(batch.layer_forward_peak, batch.loss_peak) for batch in (first, last)]
     backward_peaks = [
         max(batch.layer_backward_peak, batch.head_backward_peak, batch.backward_peak_outside_modules)
         for batch in (first, last)
     ]
     peaks = map(max, forward_peaks, backward_peaks)
-    temporary = max(peak - batch.saved for peak, batch in zip(peaks, (first, last), strict=True))
+    temporary = max(peak - batch.saved_bytes for peak, batch in zip(peaks, (first, last), strict=True))
     assert walk.largest_bytes(layout, 4) == sum(walk.static_bytes(layout, stage) for stage in own) + kept + temporary
 
 
@@ -181,8 +181,8 @@ def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
     spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
     walk = framework_named("torch").estimate(memory(spec, Settings("training", seq=256)))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in stages(layout, 12))
-    assert first.extra_gradients == spec.vocab_size * spec.hidden_size // 2
-    assert last.extra_gradients == 0
+    assert first.extra_gradient_elements == spec.vocab_size * spec.hidden_size // 2
+    assert last.extra_gradient_elements == 0
 
 
 def test_replicas_sum_gradients_in_buckets() -> None:

@@ -22,8 +22,8 @@ def test_the_sampler_decides_whether_gpt_oss_starts() -> None:
     Without it, a log of 0.11.0 prints 7.38 GiB (tests/data/engines/vllm_logs.json, 44).
     """
     sorted_by_torch, with_flashinfer = answer("0.10.2"), answer("0.10.2", VLLM_USE_FLASHINFER_SAMPLER=1)
-    assert not sorted_by_torch.starts
-    assert with_flashinfer.starts
+    assert not sorted_by_torch.can_start
+    assert with_flashinfer.can_start
     logits = 1024 * 201_088 * 4
     saved_bytes = sorted_by_torch.bytes_of("profile_run") - with_flashinfer.bytes_of("profile_run")
     assert saved_bytes == 6 * logits
@@ -54,4 +54,4 @@ def test_later_versions_take_the_variable() -> None:
 def test_versions_that_were_not_read_are_refused() -> None:
     with pytest.raises(InputError, match=rf"{VARIABLE}=1: .*is modelled from vLLM 0.9.2 on"):
         answer("0.8", "llama3.1-8b", VLLM_USE_FLASHINFER_SAMPLER=1)
-    assert answer("0.8", "llama3.1-8b", VLLM_USE_FLASHINFER_SAMPLER=0).starts
+    assert answer("0.8", "llama3.1-8b", VLLM_USE_FLASHINFER_SAMPLER=0).can_start

@@ -316,8 +316,8 @@ def test_the_longest_request_of_layers_with_windows_is_that_of_a_log(version: st
     record, numbers = engine_and_version(f"vllm=={version}")
     flags = {"max_model_len": 262_144, "max_num_batched_tokens": 32_768, "kv_cache_memory_bytes": 52_613_349_376}
     memory = record.memory_on(llmcalc.load("gemma4-31b"), find_hardware("rtx-pro-6000"), numbers, flags)
-    assert memory.starts is (longest == 262_144)
-    if not memory.starts:
+    assert memory.can_start is (longest == 262_144)
+    if not memory.can_start:
         assert memory.message.endswith(f"the longest that fits is {longest}")
 
 
@@ -338,7 +338,7 @@ def test_windows_hold_the_tokens_of_batches_in_flight(flags: dict[str, Any], bat
     fixed = {"max_model_len": length, "max_num_batched_tokens": batch, "kv_cache_memory_bytes": 40 * 2**30}
     memory = record.memory_on(llmcalc.load("gemma4-31b"), find_hardware("h100"), version, fixed | flags)
     windows = 5 * (math.ceil((window - 1 + batches * batch) / block) + 1)
-    assert memory.max_concurrency == pytest.approx(memory.blocks / (length // (2 * block) + windows))
+    assert memory.max_concurrency == pytest.approx(memory.block_count / (length // (2 * block) + windows))
 
 
 class EncoderPeak(NamedTuple):
@@ -465,9 +465,9 @@ def test_an_encoder_that_reads_videos_as_images_of_fewer_tokens(
 def test_an_encoder_reads_one_image_at_a_time_or_a_chunk(chunk_bytes: int | None, images: int) -> None:
     """The encoder of Gemma 4 held 5.27 GiB as if it read the images of all videos at once."""
     model, videos = llmcalc.load("gemma4-26b-a4b").model, vllm_record().videos_as_images((0, 28))
-    request = EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2, videos_as_images=videos, chunk_bytes=chunk_bytes)
+    request = EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2, videos_as_images=videos, video_chunk_bytes=chunk_bytes)
     run = encoder_run(model, request, {})
-    assert run.images == 6
+    assert run.image_count == 6
     elements = 16 * 16 * 3 + 1152 + 3 * 1152 + 3 * 4304  # pixels; positions; input, sum and norm; the gated network
     assert run.pass_bytes == images * 630 * elements * 2
 
@@ -477,8 +477,8 @@ def test_gemma_4_reads_images_of_as_many_tokens_as_its_processor_is_told() -> No
     model, request = llmcalc.load("gemma4-26b-a4b").model, EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2)
     plain, more = (encoder_run(model, request, settings) for settings in ({}, {"max_soft_tokens": 1120}))
     assert (plain.tokens, more.tokens) == (266, 33 * 33)
-    assert more.images == 16_384 // (33 * 33 + 2)
-    assert more.pixel_bytes == more.images * 1120 * 9 * 16 * 16 * 3 * 2
+    assert more.image_count == 16_384 // (33 * 33 + 2)
+    assert more.pixel_bytes == more.image_count * 1120 * 9 * 16 * 16 * 3 * 2
     with pytest.raises(InputError, match="max_soft_tokens: 561; expected one of 70, 140, 280, 560, 1120"):
         encoder_run(model, request, {"max_soft_tokens": 561})
 
@@ -498,15 +498,15 @@ def test_states_of_drafted_tokens_and_of_the_default_that_caches_prefixes() -> N
     flags = {"max_model_len": 262_144, "max_num_seqs": 256, "kv_cache_memory_bytes": int(19.54 * GIB)}
     target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
     memory = record.memory_on(target, hardware, version, flags)
-    assert (memory.kv_tokens, memory.blocks, memory.block_size) == (313_650, 408, 784)
+    assert (memory.kv_tokens, memory.block_count, memory.block_size) == (313_650, 408, 784)
     assert memory.max_concurrency == 408 / (335 + 3 * 2)
     off = record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False})
     assert off.max_concurrency == 408 / (335 + 3)
     drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
     drafted = record.memory_on(target, hardware, version, flags | drafts)
     # states of (48 x 128 x 128 x 4 + 10,240 x (3 + 3) x 2) bytes fill 799 tokens of 4,096 bytes; 17 layers a group
-    assert (drafted.block_size, drafted.blocks) == (800, int(19.54 * GIB) // (800 * 4096 * 17))
-    assert drafted.max_concurrency == drafted.blocks / (-(-262_144 // 800) + 3 * 5)
+    assert (drafted.block_size, drafted.block_count) == (800, int(19.54 * GIB) // (800 * 4096 * 17))
+    assert drafted.max_concurrency == drafted.block_count / (-(-262_144 // 800) + 3 * 5)
 
 
 def test_a_further_state_where_flashinfer_computes_prompts() -> None:
@@ -516,8 +516,8 @@ def test_a_further_state_where_flashinfer_computes_prompts() -> None:
     target = llmcalc.load("qwen3.5-27b")
     newer, older = (record.memory_on(target, find_hardware(name), version, flags) for name in ("h100-sxm", "a100-80gb"))
     assert (newer.block_size, older.block_size) == (832, 784)
-    assert newer.max_concurrency == newer.blocks / (-(-32_768 // 832) + 3 * 3)
-    assert older.max_concurrency == older.blocks / (-(-32_768 // 784) + 3 * 2)
+    assert newer.max_concurrency == newer.block_count / (-(-32_768 // 832) + 3 * 3)
+    assert older.max_concurrency == older.block_count / (-(-32_768 // 784) + 3 * 2)
 
 
 def test_a_batch_holds_a_block_where_prefixes_are_cached() -> None:
@@ -526,15 +526,15 @@ def test_a_batch_holds_a_block_where_prefixes_are_cached() -> None:
     flags = {"max_model_len": 32_768, "max_num_seqs": 8, "kv_cache_dtype": "fp8", "kv_cache_memory_bytes": 6 * GIB}
     record, version = engine_and_version("vllm==0.26")
     memory = record.memory_on(target, hardware, version, flags)
-    assert not memory.starts
+    assert not memory.can_start
     assert "expected at least 2096" in memory.message
-    assert record.memory_on(target, hardware, version, flags | {"max_num_batched_tokens": 2096}).starts
-    assert record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False}).starts
+    assert record.memory_on(target, hardware, version, flags | {"max_num_batched_tokens": 2096}).can_start
+    assert record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False}).can_start
     assert "--max-num-batched-tokens 2096" in [
         change.flag for change in record.flag_changes_on(target, hardware, version, flags)
     ]
     newer = engine_and_version("vllm==0.28")[1]
-    assert record.memory_on(target, hardware, newer, flags).starts
+    assert record.memory_on(target, hardware, newer, flags).can_start
 
 
 def test_more_sequences_than_blocks_do_not_start() -> None:
@@ -543,14 +543,14 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
     flags = {"max_model_len": 32_768, "kv_cache_memory_bytes": int(19.54 * GIB)}
     target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
     refused = record.memory_on(target, hardware, version, flags)
-    assert not refused.starts
+    assert not refused.can_start
     assert "at most 408 fit" in refused.message
-    assert record.memory_on(target, hardware, version, flags | {"max_num_seqs": 256}).starts
-    assert record.memory_on(target, hardware, version, flags | {"enforce_eager": True}).starts
+    assert record.memory_on(target, hardware, version, flags | {"max_num_seqs": 256}).can_start
+    assert record.memory_on(target, hardware, version, flags | {"enforce_eager": True}).can_start
 
 
 def test_whether_it_starts() -> None:
-    rows = [(row, computed(number).starts) for number, row in enumerate(LOGS) if row["starts"] is not None]
+    rows = [(row, computed(number).can_start) for number, row in enumerate(LOGS) if row["starts"] is not None]
     complete = [starts == row["starts"] for row, starts in rows if row["complete"]]
     wrong = [
         f"{row['target']} {row['version']} #{row['id']}: {row['note'][:40]}"

@@ -75,8 +75,8 @@ def test_blocks_of_two_starts_on_one_machine(users: int, blocks: int) -> None:
         max_model_len=8192,
         gpu_memory_utilization=0.9 * 94.97 * 2**30 / find_hardware("rtx-pro-6000").capacity_bytes,
     ).result
-    assert memory.blocks == blocks
-    assert memory.starts is (users < blocks)
+    assert memory.block_count == blocks
+    assert memory.can_start is (users < blocks)
 
 
 def test_dspark_runs_on_the_second_runner() -> None:

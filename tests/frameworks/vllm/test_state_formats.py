@@ -79,7 +79,7 @@ def test_turboquant_packs_keys_and_values_of_a_head(word: str, slot: int) -> Non
     layers, heads, state = 16, 2, 24 * 128 * 128 * 4 + 3 * 5120 * 2
     tokens = -(-state // (heads * slot * 16)) * 16
     assert packed.block_size == tokens
-    assert packed.blocks == 10 * 2**30 // (layers * heads * slot * tokens)
+    assert packed.block_count == 10 * 2**30 // (layers * heads * slot * tokens)
     with pytest.raises(InputError, match=f"--kv-cache-dtype {word}: is modelled for models with recurrent states"):
         answer("qwen3-8b", "0.24", kv_cache_dtype=word)
     with pytest.raises(InputError, match=r"is modelled from vLLM 0\.21 on"):

@@ -123,7 +123,7 @@ def test_terms_add_up() -> None:
     memory = answer("gpt-oss-120b", engine="vllm==0.33").result
     taken = sum(memory.bytes_of(name) for name in ("weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache"))
     assert taken == memory.bytes_of("budget")
-    assert not memory.starts
+    assert not memory.can_start
     assert "--max-model-len 131072" in memory.message
 
 
@@ -344,8 +344,8 @@ def test_versions_are_compared_in_columns() -> None:
 
 def test_the_longest_request_that_fits_is_chosen() -> None:
     chosen = answer(hardware="rtx-4090", max_model_len="auto").result
-    assert chosen.starts
-    assert not answer(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).result.starts
+    assert chosen.can_start
+    assert not answer(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).result.can_start
     assert answer(max_model_len=-1).result.max_model_len == 131_072
 
 
@@ -470,7 +470,7 @@ def test_adapters_that_are_not_modelled_are_refused(flags: dict[str, Any], messa
 def test_a_cached_element_has_its_share_of_scales(word: str, sixteenths_of_a_byte: float) -> None:
     memory = answer("qwen3-8b", engine="vllm==0.33", kv_cache_dtype=word).result
     block = round(36 * 8 * 128 * 2 * 16 * sixteenths_of_a_byte / 16)
-    assert memory.blocks == memory.bytes_of("kv_cache") // block
+    assert memory.block_count == memory.bytes_of("kv_cache") // block
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
     rests_of_segments = drafting.bytes_of("weights") - plain.bytes_of("weights") - 2 * with_mtp
     assert 0 <= rests_of_segments <= 8 * 2**20
     # 46 layers and one, 8 key heads of 128, keys and values, 2 bytes
-    assert drafting.blocks == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
+    assert drafting.block_count == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
 
 
 def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() -> None:
@@ -539,7 +539,7 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
     weights = plain.bytes_of("weights") + draft.bytes_of("weights")
     assert both.bytes_of("weights") == weights
     # 80 layers with 8 key heads of 128, and 16 with 8 of 64
-    assert both.blocks == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
+    assert both.block_count == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
 
 
 MEDUSA = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1} | {
@@ -568,7 +568,7 @@ def test_ranks_divide_the_tokens_of_copied_heads() -> None:
     chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
     latents = answer("deepseek-v3", max_model_len=32768, **chosen).result
     divided = answer("deepseek-v3", max_model_len=32768, decode_context_parallel_size=8, **chosen).result
-    assert (divided.blocks, divided.kv_tokens) == (latents.blocks, 8 * latents.kv_tokens)
+    assert (divided.block_count, divided.kv_tokens) == (latents.block_count, 8 * latents.kv_tokens)
     assert divided.max_concurrency == pytest.approx(8 * latents.max_concurrency)
     # four key heads on eight ranks: two ranks have the same head
     heads = answer("qwen3-235b-a22b", decode_context_parallel_size=2, **chosen).result
@@ -639,7 +639,7 @@ def test_a_batch_holds_the_longest_video_where_images_see_all_of_themselves(
     answer = llmcalc.memory(
         model, engine=f"vllm=={version}", hardware="l40s", quantize="fp8-dynamic", max_model_len=8192, **flags
     )
-    assert answer.result.starts == starts
+    assert answer.result.can_start == starts
     if not starts:
         assert answer.result.message.startswith("Chunked MM input disabled")
         assert answer.document["changes"][0]["flag"] == "--max-num-batched-tokens 2496"
@@ -880,7 +880,7 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
 def test_the_command_of_mimo_v2s_recipe_starts() -> None:
     """A rank of 4 has 192 rows of keys, 1.5 blocks; vLLM's class stores them anew (pull request 30836, on H200s)."""
     answer = answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
-    assert answer.starts
+    assert answer.can_start
     assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
     with pytest.raises(InputError, match=r"experts\.gate_proj: 64 rows are not a multiple"):
         answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
@@ -893,7 +893,7 @@ def test_the_command_of_qwen3_nexts_card_starts() -> None:
     plain, drafting = (
         answer_of("qwen3-next-80b-a3b", **options, **flags) for flags in ({}, {"speculative_config": config})
     )
-    assert drafting.starts
+    assert drafting.can_start
     assert drafting.bytes_of("weights") - plain.bytes_of("weights") > 1_650_471_424 * 2 // 4
 
 
@@ -908,7 +908,7 @@ def test_experts_of_latents_have_their_own_width() -> None:
     rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
     experts = rank.widest_networks[2]
     assert experts is not None
-    assert (experts.width, experts.input_width, experts.layers) == (3072 // 8, 3584, 92)
+    assert (experts.intermediate_size, experts.input_width, experts.layer_count) == (3072 // 8, 3584, 92)
     cache = llmcalc.kv("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8).document
     assert cache["starts"]
     assert 1_700_000 < cache["kv_tokens"] < 1_900_000

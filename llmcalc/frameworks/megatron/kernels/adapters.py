@@ -94,7 +94,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters.library == "mcore-bridge":
             adapter_weights = [
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
-                for i in range(self.local_experts)
+                for i in range(self.local_expert_count)
             ]
             low_rank_x = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
             lora_output = self.grouped_product(low_rank_x, [lora_b for _, lora_b in adapter_weights])

@@ -243,7 +243,7 @@ class AttentionKernels(LinearKernels):
         random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, split_count = q.shape, 1
         if self.rank_choices.is_deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
-            split_count = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
+            split_count = ceil_div(self.rank_choices.multiprocessor_count, self.run_config.batch * heads)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
@@ -348,12 +348,12 @@ class AttentionKernels(LinearKernels):
         kernel_choices, aten, x = self.rank_choices, self.aten, scores
         if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
-        if kernel_choices.scales_scores:
+        if kernel_choices.scales_attention_scores:
             x = aten.scale(x)
         scores_shape = x.shape
         # made once, and remembered (`get_default_causal_mask`)
         if not kernel_choices.has_padding_mask and not kernel_choices.has_batch_mask:
-            self.persistent.keep_causal_mask(scores_shape[-1])
+            self.persistent.allocate_causal_mask(scores_shape[-1])
         masked_scores = Tensor(scores_shape, x.dtype, x.storage)
         probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
         return aten.to(probs, scores.dtype) if kernel_choices.runs_softmax_in_fp32 else probs

@@ -28,7 +28,7 @@ class RankKernelChoices:
     attention_dropout, hidden_dropout: dropout probabilities; 0 runs no dropout.
     fuses_softmax: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
     runs_softmax_in_fp32: whether the unfused softmax computes in float32.
-    scales_scores: whether scores are scaled before the unfused softmax.
+    scales_attention_scores: whether scores are scaled before the unfused softmax.
     has_batch_mask: whether a mask comes with the batch.
     cp_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
     fuses_gradient_accumulation: whether products add weight gradients to the main gradients themselves.
@@ -37,10 +37,10 @@ class RankKernelChoices:
     fuses_latent_rope: whether one kernel rotates latent attention's.
     has_user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own
         buffers.
-    multiplies_logits: whether logits are multiplied by a number.
+    scales_logits: whether logits are multiplied by a number.
     loss_implementation: the implementation of the loss.
     is_deterministic: whether algorithms are deterministic.
-    multiprocessors: multiprocessors of the GPU.
+    multiprocessor_count: multiprocessors of the GPU.
     has_padding_mask: whether attention that is not causal takes a padding mask.
     fuses_weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
     uses_grouped_gemm: whether all experts of a rank are one grouped product.
@@ -51,21 +51,23 @@ class RankKernelChoices:
     has_auxiliary_loss: whether the router has an auxiliary loss.
     has_z_loss: whether the router has a loss of the size of its logits.
     shared_experts_first: whether shared experts run before the router.
-    detaches_layers: whether each layer begins a graph of its own, so that passes of two micro-batches can overlap.
+    detaches_layer_inputs: whether each layer begins a graph of its own, so that passes of two micro-batches can
+        overlap.
     combines_in_one_function: whether one function combines the outputs of experts; its caller still refers to its
         argument.
     wgrad_deferral_limit: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0
         for all; None (default) for none.
     fp8_recipe: the recipe of 8-bit products.
     has_fp8_weights: whether weights of linear layers have 8 bits.
-    saves_transposed: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
+    saves_transposed_operands: whether an operand that is read by columns is saved transposed, where a tensor has one
+        scale.
     amax_history_length: maxima per tensor that delayed scaling remembers.
-    bf16_layers: numbers of the first and of the last layers that stay in 16 bits.
-    model_layers: layers of the whole model.
+    bf16_layer_counts: numbers of the first and of the last layers that stay in 16 bits.
+    model_layer_count: layers of the whole model.
     trains_indexer: whether indexers learn the shares of attention.
     recompute_core: whether the core of attention is recomputed.
-    recompute: which layers are recomputed: groups of `recompute_layers` (uniform), or the first ones (block).
-    recompute_layers: layers per group, or the number of the first ones.
+    recompute: which layers are recomputed: groups of `recompute_layer_count` (uniform), or the first ones (block).
+    recompute_layer_count: layers per group, or the number of the first ones.
     recompute_norms: whether the outputs of norms before sublayers are freed and recomputed.
     recompute_activation: whether the outputs of experts' activations are freed and recomputed.
     recompute_up_projections: whether the outputs of projections of latents are freed and recomputed.
@@ -84,7 +86,7 @@ class RankKernelChoices:
     hidden_dropout: float = 0.0
     fuses_softmax: bool = True
     runs_softmax_in_fp32: bool = False
-    scales_scores: bool = False
+    scales_attention_scores: bool = False
     has_batch_mask: bool = True
     cp_exchange: str = "p2p"
     fuses_gradient_accumulation: bool = True
@@ -92,10 +94,10 @@ class RankKernelChoices:
     fuses_rope: bool = True
     fuses_latent_rope: bool = True
     has_user_buffers: bool = False
-    multiplies_logits: bool = False
+    scales_logits: bool = False
     loss_implementation: Loss = "unfused"
     is_deterministic: bool = False
-    multiprocessors: int = 132
+    multiprocessor_count: int = 132
     has_padding_mask: bool = False
     fuses_weighted_activation: bool = False
     uses_grouped_gemm: bool = False
@@ -107,18 +109,18 @@ class RankKernelChoices:
     has_z_loss: bool = False
     shared_experts_first: bool = True
     combines_in_one_function: bool = False
-    detaches_layers: bool = False
+    detaches_layer_inputs: bool = False
     wgrad_deferral_limit: int | None = None
     fp8_recipe: Recipe = "none"
     has_fp8_weights: bool = False
-    saves_transposed: bool = True
+    saves_transposed_operands: bool = True
     amax_history_length: int = 1
-    bf16_layers: tuple[int, int] = (0, 0)
-    model_layers: int = 0
+    bf16_layer_counts: tuple[int, int] = (0, 0)
+    model_layer_count: int = 0
     trains_indexer: bool = False
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
-    recompute_layers: int = 1
+    recompute_layer_count: int = 1
     recompute_norms: bool = False
     recompute_activation: bool = False
     recompute_up_projections: bool = False

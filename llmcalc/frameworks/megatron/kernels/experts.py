@@ -58,7 +58,7 @@ class ExpertKernels(HeadKernels):
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
         first_parameter_index, (n_rows, n_in) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.output_values[0].width, "")
-        self.later_parameters += self.ordered_parameters[first_parameter_index:]
+        self.deferred_parameters += self.ordered_parameters[first_parameter_index:]
         del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
         gate_logits = self.new_tensor(n_rows, weight.shape[0])
@@ -149,7 +149,7 @@ class ExpertKernels(HeadKernels):
         """Sends tokens to their experts with the run's dispatcher."""
         local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         self.top_k: int = operation.options["top_k"]
-        self.all_experts: int = operation.options["experts"].size
+        self.expert_count: int = operation.options["experts"].size
         dispatch_functions = {
             "allgather": self._all_gather_tokens,
             "alltoall": self._send_rows,
@@ -175,9 +175,9 @@ class ExpertKernels(HeadKernels):
         self.store_without_reshape(operation.output_values[0], combined_output)
 
     @property
-    def local_experts(self) -> int:
+    def local_expert_count(self) -> int:
         """The number of experts on the current rank."""
-        expert_count: int = self.all_experts // self.rank_choices.ep
+        expert_count: int = self.expert_count // self.rank_choices.ep
         return expert_count
 
     def received_rows(self, row_count: Number) -> Number:
@@ -188,7 +188,9 @@ class ExpertKernels(HeadKernels):
         """Returns the number of token rows that a rank sends to experts. tokens: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
             return tokens * self.top_k
-        return self.all_experts * math.ceil(tokens * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
+        return self.expert_count * math.ceil(
+            tokens * self.top_k / self.expert_count * self.rank_choices.capacity_factor
+        )
 
     def move_rows(self, operation_name: str, x: Tensor, row_count: Number) -> Tensor:
         """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
@@ -210,12 +212,12 @@ class ExpertKernels(HeadKernels):
         routing_mask = local_tensors["routing_map"]
         gathered_row_count, local_expert_count, dtype = (
             row_count * group_size,
-            self.local_experts,
+            self.local_expert_count,
             local_tensors["probs"].dtype,
         )
         expert_row_count = self.received_rows(row_count)
         if group_size > 1:
-            routing_mask = autograd_graph.new_tensor((gathered_row_count, self.all_experts), BOOL)
+            routing_mask = autograd_graph.new_tensor((gathered_row_count, self.expert_count), BOOL)
             probs = self.move_rows("gather", probs, gathered_row_count)
             self.persistent.grow_gather_buffer(2 * gathered_row_count * row_width)
             x = self.node_with_new_gradients(
@@ -302,7 +304,7 @@ class ExpertKernels(HeadKernels):
         kernel_choices, (tokens, _) = self.rank_choices, x.shape
         probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
         row_count = self.sent_rows(tokens)
-        expert_rows, row_map = self.permute(x, row_count, tokens, self.all_experts, probs)
+        expert_rows, row_map = self.permute(x, row_count, tokens, self.expert_count, probs)
         self.keep_in_dispatcher(row_map, routing_mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
@@ -314,10 +316,10 @@ class ExpertKernels(HeadKernels):
             row_count = row_count * kernel_choices.etp
             expert_rows = self.move_rows("gather", expert_rows, row_count)
             self.row_probs = self.move_rows("gather", self.row_probs, row_count)
-        if self.local_experts > 1:
+        if self.local_expert_count > 1:
             expert_rows = self.move_rows("sort", expert_rows, row_count)
             self.row_probs = self.move_rows("sort", self.row_probs, row_count)
-        self.dispatched_tokens = tokens
+        self.dispatched_token_count = tokens
         return expert_rows
 
     def _send_rows_by_hybridep(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
@@ -331,12 +333,12 @@ class ExpertKernels(HeadKernels):
         kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
         rank_count, local_expert_count, probs = (
             kernel_choices.ep * kernel_choices.etp,
-            self.local_experts,
+            self.local_expert_count,
             local_tensors["probs"],
         )
         if probs.dtype is not FLOAT32:
             probs = self.aten.to(probs, FLOAT32)
-        row_count, column_count = self.received_rows(tokens), self.all_experts * kernel_choices.etp
+        row_count, column_count = self.received_rows(tokens), self.expert_count * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
             self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, column_count), BOOL))
             probs = self.copy_reordered("expand", probs, (tokens, column_count))
@@ -364,7 +366,7 @@ class ExpertKernels(HeadKernels):
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
         self.row_probs = row_probs
-        self.dispatched_tokens = tokens
+        self.dispatched_token_count = tokens
         self.dispatch_handle: list[Tensor] = dispatch_handle
         return expert_rows
 
@@ -374,13 +376,13 @@ class ExpertKernels(HeadKernels):
         self.dispatch_handle = []
         output_shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
-        combined_output = autograd_graph.new_tensor((self.dispatched_tokens, output_shape[1]), dtype)
+        combined_output = autograd_graph.new_tensor((self.dispatched_token_count, output_shape[1]), dtype)
         return self.node_with_new_gradients("combine", (y,), combined_output, *dispatch_handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens by all-to-all."""
         kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
-        if self.local_experts > 1:
+        if self.local_expert_count > 1:
             expert_outputs.append(self.move_rows("unsort", expert_outputs[0], row_count))
             expert_outputs.pop(0)
         if kernel_choices.etp > 1:
@@ -394,7 +396,7 @@ class ExpertKernels(HeadKernels):
             # otherwise the caller's variable still names what came from the experts
             if not kernel_choices.combines_in_one_function:
                 local_tensors["output"] = expert_outputs[0]
-        return self.unpermute(expert_outputs, self.dispatched_tokens, local_tensors["index"])
+        return self.unpermute(expert_outputs, self.dispatched_token_count, local_tensors["index"])
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
@@ -431,7 +433,7 @@ class ExpertKernels(HeadKernels):
         autograd_graph = self.graph
         input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
         has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
-        expert_count, inner_width = self.local_experts, sum(layer.output_values[0].width for layer in input_layers)
+        expert_count, inner_width = self.local_expert_count, sum(layer.output_values[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.input_values[0].width, output_layer.output_values[0].width
         x, probs = self.tensor_of(input_layers[0].input_values[0]), self.row_probs
         row_count = x.shape[0]
@@ -501,7 +503,7 @@ class ExpertKernels(HeadKernels):
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
         """Returns the expert layers with the same input, which run as one grouped matrix product."""
-        output_readers = self.readers[id(operation.input_values[0].storage)]
+        output_readers = self.readers_by_storage[id(operation.input_values[0].storage)]
         return [
             consumer_step
             for consumer_step, module in output_readers
@@ -515,11 +517,12 @@ class ExpertKernels(HeadKernels):
         was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
-            self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
+            self.weight(f"{operation.name}.weight{i}", (output_width, input_width))
+            for i in range(self.local_expert_count)
         ]
         biases: list[Tensor] = []
         if operation.options["bias"]:
-            biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
+            biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_expert_count)]
         self.in_expert, self.role = was_in_expert, previous_role
         return expert_weights, biases
 

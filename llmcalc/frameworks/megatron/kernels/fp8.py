@@ -58,7 +58,11 @@ def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width
     rowwise_specs, columnwise_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width, is_weight=True)
     tensor_specs = [
         *rowwise_specs,
-        *(columnwise_specs if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
+        *(
+            columnwise_specs
+            if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed_operands
+            else []
+        ),
     ]
     return [int(count(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
 
@@ -103,8 +107,8 @@ class Fp8Kernels(DeltaKernels):
         )
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
-        first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
-        return first_bf16_layers <= layer_index < kernel_choices.model_layers - last_bf16_layers
+        first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layer_counts
+        return first_bf16_layers <= layer_index < kernel_choices.model_layer_count - last_bf16_layers
 
     def quantize(
         self, row_count: Number, row_width: Number, needs_rowwise: bool = True, needs_columnwise: bool = True
@@ -118,13 +122,17 @@ class Fp8Kernels(DeltaKernels):
                 [self.graph.new_tensor(*spec) for spec in column_specs] if needs_columnwise else [],
             )
         row_tensors = (
-            [self.graph.new_tensor(*row_specs[0])] if needs_rowwise or not kernel_choices.saves_transposed else []
+            [self.graph.new_tensor(*row_specs[0])]
+            if needs_rowwise or not kernel_choices.saves_transposed_operands
+            else []
         )
         transposed_tensors = (
-            [self.graph.new_tensor(*column_specs[0])] if needs_columnwise and kernel_choices.saves_transposed else []
+            [self.graph.new_tensor(*column_specs[0])]
+            if needs_columnwise and kernel_choices.saves_transposed_operands
+            else []
         )
         row_scale = self.graph.new_tensor(*row_specs[1])
-        if not kernel_choices.saves_transposed:
+        if not kernel_choices.saves_transposed_operands:
             return QuantizedTensor([*row_tensors, row_scale], [*row_tensors, row_scale])
         return QuantizedTensor(
             [*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else []
@@ -231,7 +239,9 @@ class Fp8Kernels(DeltaKernels):
             input_gradient: Tensor | None = None if has_user_buffers else new_tensor(n_rows, n_in)
             scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers else None
             transposed_copy = (
-                [new_tensor(n_in, n_rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
+                [new_tensor(n_in, n_rows, UINT8)]
+                if gathers_rowwise_only and self.rank_choices.saves_transposed_operands
+                else []
             )
             weight_gradient = self.weight_gradient(weight)
             if has_user_buffers:
@@ -296,7 +306,7 @@ class Fp8Kernels(DeltaKernels):
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(row_count, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
-            if gathers_rowwise_only and self.rank_choices.saves_transposed:
+            if gathers_rowwise_only and self.rank_choices.saves_transposed_operands:
                 transposed_copies = [self.new_tensor(n_in, row_count, UINT8)]
             else:
                 transposed_copies = []
@@ -319,7 +329,7 @@ class Fp8Kernels(DeltaKernels):
         """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(operation, x, output_width)
-        (row_count, n_in), expert_count = x.shape, self.local_experts
+        (row_count, n_in), expert_count = x.shape, self.local_expert_count
         rows_per_expert = row_count // expert_count
         row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
         if rows_per_expert * expert_count != row_count or rows_per_expert % row_multiple:

@@ -25,7 +25,9 @@ class HeadKernels(ElementwiseKernels):
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, table_output = operation.options["by"], operation.output_values[0]
-        embedding_table = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
+        embedding_table = (
+            self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.positions(operation)
+        )
         row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new_tensor(row_count, embedding_table.shape[1])
@@ -38,7 +40,7 @@ class HeadKernels(ElementwiseKernels):
 
     def do_unread_table(self, operation: Step) -> None:
         """Allocates an embedding table that no pass reads."""
-        self.shared_table("table", operation)
+        self.shared_embedding_weight("table", operation)
 
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
@@ -57,7 +59,7 @@ class HeadKernels(ElementwiseKernels):
         """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
         stack_input = layer_scopes[0].first_input
         assert stack_input is not None
-        if not self.has_entry:
+        if not self.has_stage_input:
             x = self.tensor_of(stack_input)
             self._free_layer_input(stack_input)
             embeddings = self.enter_layers(x)
@@ -100,7 +102,7 @@ class HeadKernels(ElementwiseKernels):
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
-        recompute_method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layers
+        recompute_method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layer_count
         if recompute_method == "none":
             super().run_layers(layer_scopes)
             return
@@ -142,7 +144,7 @@ class HeadKernels(ElementwiseKernels):
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
-        if self.rank_choices.detaches_layers:
+        if self.rank_choices.detaches_layer_inputs:
             x = self._detach_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
             return super().run_layer(module_call, x)

@@ -27,7 +27,7 @@ class LinearKernels(RankKernels):
         """Runs a norm, or defers the norm to a linear layer that fuses it."""
         norm_input, norm_output = operation.input_values[0], operation.output_values[0]
         if self.is_fused_norm(operation):
-            self.waiting_norms[id(norm_output.storage)] = operation, self.module_path()
+            self.deferred_norms[id(norm_output.storage)] = operation, self.module_path()
             self.store_without_reshape(norm_output, self.tensor_read_by(operation, norm_input))
             return
         x = self.tensor_read_by(operation, norm_input)
@@ -39,7 +39,8 @@ class LinearKernels(RankKernels):
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
             next_steps = [
-                consumer_step for consumer_step, _ in self.readers.get(id(operation.output_values[0].storage), ())
+                consumer_step
+                for consumer_step, _ in self.readers_by_storage.get(id(operation.output_values[0].storage), ())
             ]
             is_fused = (
                 self.rank_choices.uses_transformer_engine
@@ -98,7 +99,7 @@ class LinearKernels(RankKernels):
         """Whether the current module belongs to multi-token prediction."""
         return any(module_call.scope.node_fields.get("kind") == "mtp" for module_call in self.frames)
 
-    def shared_table(self, table_role: str, operation: Step) -> Tensor:
+    def shared_embedding_weight(self, table_role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
         assert operation.weight is not None
         table_key = "", id(operation.weight)
@@ -131,7 +132,7 @@ class LinearKernels(RankKernels):
             logits = self.output(operation, x)
             del x
             self.store_without_reshape(
-                layer_output, self.aten.scale(logits) if self.rank_choices.multiplies_logits else logits
+                layer_output, self.aten.scale(logits) if self.rank_choices.scales_logits else logits
             )
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
@@ -145,7 +146,7 @@ class LinearKernels(RankKernels):
         step_module = self.module_of_step[id(operation)]
         return [
             step
-            for step, module in self.readers[id(operation.input_values[0].storage)]
+            for step, module in self.readers_by_storage[id(operation.input_values[0].storage)]
             if module is step_module
             and self.is_column_parallel(step)
             and step.input_values[0].rows == operation.input_values[0].rows
@@ -189,7 +190,7 @@ class LinearKernels(RankKernels):
 
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer, fused with a preceding norm if there is one."""
-        deferred_norm = self.waiting_norms.get(id(operation.input_values[0].storage))
+        deferred_norm = self.deferred_norms.get(id(operation.input_values[0].storage))
         norm_tensors = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.uses_transformer_engine:
@@ -408,7 +409,7 @@ class LinearKernels(RankKernels):
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits of the rank's vocabulary shard with torch's product."""
-        weight = self.shared_table("head", operation)
+        weight = self.shared_embedding_weight("head", operation)
         bias = None
         if operation.options["bias"]:
             bias = self.with_role(
@@ -425,7 +426,7 @@ class LinearKernels(RankKernels):
         if bias is not None:
             logits = self.empty_like(logits)
 
-        chunk_input = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
+        chunk_input = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.chunk_input
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)

@@ -83,7 +83,7 @@ class Parameter(NamedTuple):
         return self.tensor.needs_grad
 
     @property
-    def size(self) -> int:
+    def element_count(self) -> int:
         """The number of elements of the parameter."""
         size: int = self.tensor.count
         return size
@@ -139,65 +139,66 @@ class WeightGathering(Protocol):
 class PersistentTensors:
     """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
 
-    cublas_bytes: bytes of a workspace of torch's products.
-    engine_bytes: bytes of a workspace of Transformer Engine's products.
+    cublas_workspace_bytes: bytes of a workspace of torch's products.
+    engine_workspace_bytes: bytes of a workspace of Transformer Engine's products.
     workspaces: name → workspace.
     gather_buffer: the buffer that gathered tensors share; None before its first use.
     drain_buffers: buffers in which inputs of the output layer are gathered when deferred gradients are computed.
     deferred_gradients: per deferred weight gradient of the output layer, its input, the gradient of its output, and the
         input of the chunk, to which the graph of the output layer's input refers.
-    entry_of_chunk: the input of the chunk whose forward pass runs.
-    dummies: shape of a weight → the tensor that stands for its gradient, which the product adds to the main gradient.
+    chunk_input: the input of the chunk whose forward pass runs.
+    dummy_gradients: shape of a weight → the tensor that stands for its gradient, which the product adds to the main
+        gradient.
     module_tensors: module → tensors to which it refers until its next forward pass.
     quantized_weights: weight → its 8-bit copy and scales.
-    shared: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER` → its memory so far. The
-        first chunk that needs such a tensor allocates it.
+    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER` → its memory so far.
+        The first chunk that needs such a tensor allocates it.
     """
 
     def __init__(self, memory_meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
         self.meter: Meter = memory_meter
-        self.cublas_bytes: int = cublas_bytes
-        self.engine_bytes: int = engine_bytes
+        self.cublas_workspace_bytes: int = cublas_bytes
+        self.engine_workspace_bytes: int = engine_bytes
         self.workspaces: dict[str, Storage] = {}
         self.gather_buffer: Storage | None = None
         self.drain_buffers: dict[str, Storage] = {}
         self.deferred_gradients: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self.entry_of_chunk: Tensor | None = None
-        self.dummies: dict[Shape, Tensor] = {}
+        self.chunk_input: Tensor | None = None
+        self.dummy_gradients: dict[Shape, Tensor] = {}
         self.module_tensors: dict[Any, list[Tensor]] = {}
         self.quantized_weights: dict[int, list[Storage]] = {}
-        self.shared: dict[str | Shape, list[Block]] = {}
+        self.shared_blocks: dict[str | Shape, list[Block]] = {}
 
     def use_torch_workspace(self, thread_name: str) -> None:
         """Allocates torch's cuBLAS workspace for a thread."""
-        self._keep_workspace(f"cuBLAS, {thread_name}", self.cublas_bytes)
+        self._keep_workspace(f"cuBLAS, {thread_name}", self.cublas_workspace_bytes)
 
     def use_engine_workspace(self) -> None:
         """Allocates Transformer Engine's cuBLAS workspace."""
-        self._keep_workspace("Transformer Engine", self.engine_bytes)
+        self._keep_workspace("Transformer Engine", self.engine_workspace_bytes)
 
     def use_overlap_workspaces(self) -> None:
         """Allocates the workspaces of products that overlap with communication (`_NUM_MAX_UB_STREAMS`)."""
-        self._keep_workspace("Transformer Engine, overlapped", 3 * self.engine_bytes)
+        self._keep_workspace("Transformer Engine, overlapped", 3 * self.engine_workspace_bytes)
 
     def use_grouped_workspaces(self) -> None:
         """Allocates the workspaces of grouped products, which use four streams (`get_num_compute_streams`)."""
         for stream_number in range(4):
-            self._keep_workspace(f"Transformer Engine, stream {stream_number}", self.engine_bytes)
+            self._keep_workspace(f"Transformer Engine, stream {stream_number}", self.engine_workspace_bytes)
 
     def _keep_workspace(self, workspace_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `workspace_name` on first use."""
         if workspace_bytes and workspace_name not in self.workspaces:
             with count_storages_as(self.meter, "overhead"):
                 self.workspaces[workspace_name] = Storage(self.meter, workspace_bytes)
-            self.shared[workspace_name] = [self.workspaces[workspace_name].block]
+            self.shared_blocks[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
-            self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
+            self.shared_blocks.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
@@ -219,7 +220,7 @@ class PersistentTensors:
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
-    def keep_causal_mask(self, tokens: Number) -> None:
+    def allocate_causal_mask(self, tokens: Number) -> None:
         """Allocates the causal mask of `tokens` tokens, which stays allocated."""
         self._keep_workspace(f"mask of {tokens}", tokens * tokens)
 
@@ -236,11 +237,11 @@ class PersistentTensors:
 
         Source: Transformer Engine, module/base.py, `get_dummy_wgrad`.
         """
-        gradient = self.dummies.get(weight.shape)
+        gradient = self.dummy_gradients.get(weight.shape)
         if gradient is None:
             with count_storages_as(self.meter, "gradients"):
-                gradient = self.dummies[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
-            self.shared[weight.shape] = [gradient.storage.block]
+                gradient = self.dummy_gradients[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
+            self.shared_blocks[weight.shape] = [gradient.storage.block]
         return gradient
 
 
@@ -254,10 +255,10 @@ class RankKernels(Lowering):
     norm_outputs: where a norm that is fused with a product leaves its output for an adapter; None without one.
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
-    waiting_norms: value → the norm that the next column product computes.
+    deferred_norms: value → the norm that the next column product computes.
     fused_norms: id of a norm's step → whether the products that read it compute it.
     modules_without_kernel: id of a module → a module whose operations run one by one.
-    later_parameters: parameters that the framework creates after those of the next module.
+    deferred_parameters: parameters that the framework creates after those of the next module.
     """
 
     def __init__(
@@ -275,23 +276,23 @@ class RankKernels(Lowering):
         self.in_expert: bool = False
         self.in_adapter: bool = False
         self.norm_outputs: list[Tensor] | None = None
-        self.readers: dict[int, list[tuple[Step, ModuleScope]]] = {}
+        self.readers_by_storage: dict[int, list[tuple[Step, ModuleScope]]] = {}
         self.module_of_step: dict[int, ModuleScope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
-        self.waiting_norms: dict[int, tuple[Step, Path]] = {}
+        self.deferred_norms: dict[int, tuple[Step, Path]] = {}
         self.fused_norms: dict[int, bool] = {}
         self.modules_without_kernel: dict[int, ModuleScope] = {}
         self.dropout_outputs: set[int] = set()
-        self.has_entry: bool = False
+        self.has_stage_input: bool = False
         self.activation_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
-        self.top_k = self.all_experts = 1
-        self.dispatched_tokens: Number = 0
+        self.top_k = self.expert_count = 1
+        self.dispatched_token_count: Number = 0
         self.dispatch_handle: list[Tensor] = []
         self.detached_input: list[Tensor] = []
         self.weight_gathering: WeightGathering | None = None
-        self.later_parameters: list[Parameter] = []
-        self.split_parts: dict[int, tuple[Value, ...]] = {}
+        self.deferred_parameters: list[Parameter] = []
+        self.split_outputs: dict[int, tuple[Value, ...]] = {}
         self.empty_storage: Storage = Storage(NoMeter(), 0)
 
     # --- a program ---------------------------------------------------------------------------------------------------
@@ -325,9 +326,9 @@ class RankKernels(Lowering):
     def run_rank(self, program: Flow, stage_input: Tensor | None) -> Tensor:
         """Runs a program. stage_input: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
-        if not self.readers:
+        if not self.readers_by_storage:
             self._index_operations(program.root, program.root)
-        self.has_entry = program.stage_input is not None
+        self.has_stage_input = program.stage_input is not None
         if stage_input is not None:
             self.inputs[STAGE_INPUT_KEY] = stage_input
         del stage_input
@@ -344,7 +345,7 @@ class RankKernels(Lowering):
                 self.module_of_step[id(module_item)] = module
                 for input_value in module_item.input_values:
                     if module_item.verb not in ("hold", "keep", "cache", "mask"):
-                        self.readers.setdefault(id(input_value.storage), []).append((module_item, module))
+                        self.readers_by_storage.setdefault(id(input_value.storage), []).append((module_item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -422,7 +423,7 @@ class RankKernels(Lowering):
         first_parameter_index, module_scope = len(self.ordered_parameters), module_call.scope
         super()._run_module_items(module_call)
         parameters = self.ordered_parameters[first_parameter_index:]
-        if not parameters and not self.later_parameters:
+        if not parameters and not self.deferred_parameters:
             return
         module_kind = module_scope.node_fields.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
@@ -430,17 +431,17 @@ class RankKernels(Lowering):
                 parameters, key=lambda parameter: parameter.role != "row"
             )
         elif module_kind == "shared_expert":
-            self.later_parameters += parameters
+            self.deferred_parameters += parameters
             del self.ordered_parameters[first_parameter_index:]
         elif module_kind == "pooler":
             parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [
+            self.deferred_parameters = [
                 parameter for weight_and_bias in reversed(parameter_pairs) for parameter in weight_and_bias
             ]
             del self.ordered_parameters[first_parameter_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.module_argument is not None:
-            self.ordered_parameters += self.later_parameters
-            self.later_parameters = []
+            self.ordered_parameters += self.deferred_parameters
+            self.deferred_parameters = []
 
     # --- operations --------------------------------------------------------------------------------------------------
 

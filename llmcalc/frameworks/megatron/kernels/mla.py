@@ -27,7 +27,7 @@ class LatentAttentionKernels(ExpertKernels):
             ):
                 self.store_without_reshape(part_value, part_view)
             return
-        self.split_parts[id(operation.input_values[0])] = operation.output_values
+        self.split_outputs[id(operation.input_values[0])] = operation.output_values
         for part_value in operation.output_values:
             self.store_without_reshape(part_value, x)
 
@@ -61,11 +61,11 @@ class LatentAttentionKernels(ExpertKernels):
         if len(operation.output_values[0].axes) == 1:
             self.store_without_reshape(operation.output_values[0], self.aten.cat([first_part, second_part]))
             return
-        if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
+        if first_value.view_source is None or id(first_value.view_source) not in self.split_outputs:
             raise self.unsupported("no kernels for joining these values", operation.name)
         remaining_outputs = [
             output_value
-            for output_value in self.split_parts.pop(id(first_value.view_source))
+            for output_value in self.split_outputs.pop(id(first_value.view_source))
             if output_value is not first_value
         ]
         key, value = self._assemble_key_and_value(

@@ -26,8 +26,8 @@ class DiscardedOutputs:
     """The freed outputs of a function, which the backward pass recomputes from the function's arguments.
 
     storages: storages of the outputs until they are recomputed.
-    reads: the storage of the value that the part read.
-    recomputed: the recomputed outputs.
+    input_storage_id: the storage of the value that the part read.
+    recomputed_outputs: the recomputed outputs.
     argument_gradients: argument → its gradient.
     """
 
@@ -40,11 +40,11 @@ class DiscardedOutputs:
         input_storage_id: int,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.run: Part = discardable_function
-        self.reads: int = input_storage_id
+        self.discardable_function: Part = discardable_function
+        self.input_storage_id: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
         self.storages: list[Storage] = [discarded_tensor.storage for discarded_tensor in discarded_tensors]
-        self.recomputed: list[Tensor] = []
+        self.recomputed_outputs: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
@@ -52,11 +52,11 @@ class DiscardedOutputs:
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
-        self.recomputed = self.run(
+        self.recomputed_outputs = self.discardable_function(
             [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
         autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
-        for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
+        for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed_outputs, strict=True):
             discarded_storage.share(recomputed_tensor.storage)
         self.storages = []
 
@@ -70,9 +70,9 @@ class DiscardedOutputs:
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         node_output = empty(UncountedMeter(), (1,), BFLOAT16)
         node_output.node = AutogradNode(
-            autograd_graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients
+            autograd_graph, "outputs", tuple(self.recomputed_outputs), lambda g, needs_input_grad: output_gradients
         )
-        self.recomputed = []
+        self.recomputed_outputs = []
         backward(autograd_graph, node_output, empty(UncountedMeter(), (1,), BFLOAT16))
         del node_output
         autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
@@ -155,7 +155,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         discarded_norm = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded_norm is not None:
             sum_input = next(
-                input_value for input_value in operation.input_values if id(input_value.storage) != discarded_norm.reads
+                input_value
+                for input_value in operation.input_values
+                if id(input_value.storage) != discarded_norm.input_storage_id
             )
             self.store_without_reshape(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded_norm))
         super().do_add(operation)
