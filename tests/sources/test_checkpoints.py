@@ -273,7 +273,7 @@ def _changed(change: Callable[[list[StoredTensor]], None], target: str = "llama3
 
 
 def test_findings_are_named() -> None:
-    assert _changed(lambda t: None).ok
+    assert _changed(lambda t: None).is_complete
     missing = _changed(lambda t: t.pop(3))
     assert [e.node for e in missing.missing] == ["layers.0.self_attn.v_proj"]
     extra = _changed(lambda t: t.append(StoredTensor("model.layers.1.self_attn.q_proj.bias", "BF16", (4095,), 0)))
@@ -285,7 +285,7 @@ def test_findings_are_named() -> None:
     buffers = _changed(
         lambda t: t.append(StoredTensor("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", (64,), 0))
     )
-    assert buffers.ok
+    assert buffers.is_complete
     assert len(buffers.buffers) == 1
 
 

@@ -102,7 +102,7 @@ def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
 def test_a_config_of_verl_is_its_command_with_references_resolved() -> None:
     """The references of OmegaConf are those of verl/trainer/config; a zero dropout turns nothing on."""
     launch = read_launch(FILES / "verl_grpo.yaml")
-    assert (launch.framework, launch.target, launch.layout.dp) == ("fsdp2", "Qwen/Qwen2.5-7B-Instruct", 8)
+    assert (launch.framework, launch.model_name, launch.layout.dp) == ("fsdp2", "Qwen/Qwen2.5-7B-Instruct", 8)
     assert {"batch": 4, "seq": 1536, "num_microbatches": 16}.items() <= launch.settings.items()
     assert launch.rollout is not None
     assert launch.rollout.flags["max_num_seqs"] == 512
