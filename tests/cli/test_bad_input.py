@@ -311,7 +311,7 @@ USAGE = {
     "cost llama3-8b --hardware h100 --days 3": "No such option: --days (llmcalc cost --help explains)",
     "cost llama3-8b --hardware h100 --optimzer muon": "No such option: --optimzer. Did you mean --optimizer, ",
     "memory llama3-8b --phase training --framework megatron --fsdp 8": "--fsdp: without --launch, --framework",
-    "time llama3-8b --hardware h100 --framework megatron --fsdp 8": "megatron has at most ZeRO stage 1; expected --zero 1",
+    "time llama3-8b --hardware h100 --framework megatron --fsdp 8": "megatron has at most ZeRO stage 1; ",
     "plan llama3-8b --hardware h100 --devices 8 --framework megatron --zero 3": "--zero 3: without --launch, ",
     "hardware 0GiB": "error: 0GiB: not a memory size; expected whole bytes, more than 0, such as 24GiB",
     "memory llama3-8b --engine vllm=": "--engine vllm=: expected two equals signs: vllm==VERSION",
